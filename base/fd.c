@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/fd.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/fault.h"
+#include "base/mem.h"
+
+int fd_close(int fd)
+{
+    if (fd >= 0) {
+        int saved = errno;
+        close(fd);
+        errno = saved;
+    }
+    return -1;
+}
+
+int fd_pread_all(int fd, void *buffer, size_t n, uint64_t offset, const char *what,
+                 struct error *err)
+{
+    size_t done = 0;
+
+    while (done < n) {
+        ssize_t r = fault_hit(FAULT_READ)
+                        ? (errno = EIO, -1)
+                        : pread(fd, (char *)buffer + done, n - done, (off_t)(offset + done));
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0)
+            return error_sys(err, errno, "%s: read of %zu bytes at %llu", what, n - done,
+                             (unsigned long long)(offset + done));
+        if (r == 0)
+            return error_set(err, EBADMSG, "%s: ends at byte %llu, %zu bytes too early", what,
+                             (unsigned long long)(offset + done), n - done);
+        done += (size_t)r;
+    }
+    return 0;
+}
+
+int fd_write_all(int fd, const void *buffer, size_t n, const char *what, struct error *err)
+{
+    size_t done = 0;
+
+    while (done < n) {
+        ssize_t r = fault_hit(FAULT_WRITE) ? (errno = ENOSPC, -1)
+                                           : write(fd, (const char *)buffer + done, n - done);
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r < 0)
+            return error_sys(err, errno, "%s: write", what);
+        done += (size_t)r;
+    }
+    return 0;
+}
+
+int fd_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_len,
+                 struct error *err)
+{
+    _cleanup_fd_ int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+
+    if (fd < 0 || fstat(fd, &st) < 0)
+        return error_sys(err, errno, "%s", path);
+    if (!S_ISREG(st.st_mode))
+        return error_set(err, EINVAL, "%s: not a regular file", path);
+    if ((uint64_t)st.st_size > limit)
+        return error_set(err, EFBIG, "%s: %llu bytes, the limit is %zu", path,
+                         (unsigned long long)st.st_size, limit);
+    _cleanup_free_ char *data = mem_alloc((size_t)st.st_size + 1, 1);
+    if (!data)
+        return error_set(err, ENOMEM, "%s: no memory for %llu bytes", path,
+                         (unsigned long long)st.st_size);
+    int r = fd_pread_all(fd, data, (size_t)st.st_size, 0, path, err);
+    if (r < 0)
+        return r;
+    *ret_len = (size_t)st.st_size;
+    *ret_data = TAKE(data);
+    return 0;
+}
+
+int fd_send(int socket, const void *data, size_t len, const int *fds, size_t n_fds)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * FD_PASS_MAX)];
+    } control = {0};
+    struct iovec iov = {(void *)data, len};
+    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1};
+
+    if (n_fds > FD_PASS_MAX)
+        return -EINVAL;
+    if (n_fds) {
+        msg.msg_control = control.bytes;
+        msg.msg_controllen = CMSG_SPACE(sizeof(int) * n_fds);
+        struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
+        c->cmsg_level = SOL_SOCKET;
+        c->cmsg_type = SCM_RIGHTS;
+        c->cmsg_len = CMSG_LEN(sizeof(int) * n_fds);
+        memcpy(CMSG_DATA(c), fds, sizeof(int) * n_fds);
+    }
+    ssize_t r;
+    do
+        r = sendmsg(socket, &msg, MSG_NOSIGNAL);
+    while (r < 0 && errno == EINTR);
+    return r < 0 ? -errno : 0;
+}
+
+ssize_t fd_recv(int socket, void *data, size_t room, int *fds, size_t *n_fds)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * FD_PASS_MAX)];
+    } control;
+    struct iovec iov = {data, room};
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = control.bytes,
+                         .msg_controllen = sizeof control.bytes};
+    size_t got = 0, want = *n_fds;
+    ssize_t r;
+
+    *n_fds = 0;
+    do
+        r = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
+    while (r < 0 && errno == EINTR);
+    if (r < 0)
+        return -errno;
+    for (struct cmsghdr *c = CMSG_FIRSTHDR(&msg); c; c = CMSG_NXTHDR(&msg, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < n; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof fd);
+            if (got < want)
+                fds[got++] = fd;
+            else
+                fd_close(fd);
+        }
+    }
+    if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+        while (got)
+            fd_close(fds[--got]);
+        return -EMSGSIZE;
+    }
+    *n_fds = got;
+    return r;
+}

@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Structured logging of the processes. Libraries (everything outside daemon/ and cli/) never log.
+ *
+ * A line on stderr: `<N>message key=value key="two words"`, N being the syslog priority prefix that
+ * systemd's journal reads, left out when stderr is a terminal. One write(2) a line.
+ *
+ *     log_info("instance ready", "model=%s id=%s ms=%.1f", name, id, ms);
+ */
+#ifndef EMBER_BASE_LOG_H
+#define EMBER_BASE_LOG_H
+
+enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
+
+/* Names the process in each line; lines above `level` are dropped. Before it: "ember", INFO. */
+void log_init(const char *process, enum log_level level);
+
+/* "error", "warn", "info", "debug" → level; -EINVAL for anything else. */
+int log_level_parse(const char *name);
+
+void log_write(enum log_level level, const char *message, const char *fields, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#define log_error(message, ...) log_write(LOG_LEVEL_ERROR, message, "" __VA_ARGS__)
+#define log_warn(message, ...) log_write(LOG_LEVEL_WARN, message, "" __VA_ARGS__)
+#define log_info(message, ...) log_write(LOG_LEVEL_INFO, message, "" __VA_ARGS__)
+#define log_debug(message, ...) log_write(LOG_LEVEL_DEBUG, message, "" __VA_ARGS__)
+
+#endif
