@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Models: from a checkpoint's config.json to weights, layout and plans.
+ *
+ *   config.json ──model_from_config──▶ struct model (a description: blocks, norms, rope, attention and
+ *                                      MLP kinds, weight names; no code of its own per architecture)
+ *   + checkpoint ──model_layout──────▶ struct weights_layout (what is resident, where in the arena)
+ *   + bucket ──model_plan────────────▶ struct plan (kernels/plan.h)
+ *
+ * The manifest carries config and layout from the loader to every instance as one sealed memfd.
+ */
+#ifndef EMBER_MODEL_MODEL_H
+#define EMBER_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <ember/op.h>
+
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/mem.h"
+#include "kernels/plan.h"
+#include "model/checkpoint.h"
+
+#define MODEL_EOS_MAX 8
+#define MODEL_PROBE_ROWS 256 /* vocabulary entries that the head's probe covers */
+
+struct model; /* a described model; immutable */
+
+struct model_info {
+    char architecture[48]; /* model_type of the config */
+    uint32_t vocab_size, hidden_size, n_layers, max_positions;
+    int32_t bos_id; /* -1: none */
+    int32_t eos_ids[MODEL_EOS_MAX];
+    uint32_t n_eos;
+    uint64_t kv_page_bytes; /* K and V of all layers for KV_PAGE_SIZE tokens */
+    uint64_t parameters;    /* by the config's shapes, embeddings included */
+};
+
+/*
+ * Describes a config.json. `name` appears in error texts. -ENOTSUP: an architecture, activation, rope kind or
+ * quantisation that is not known, named, with those that are; -EINVAL: a value that is missing, NaN, negative or absurd.
+ */
+int model_from_config(const char *json, size_t len, const char *name, struct model **ret,
+                      struct error *err);
+void model_free(struct model *model);
+DEFINE_CLEANUP(struct model *, model_free)
+const struct model_info *model_info(const struct model *model);
+
+/* ---- resident weights ---- */
+
+/* A part of a resident tensor: rows of a checkpoint tensor copied, or a constant computed by the model layer. */
+struct weight_source {
+    const char *tensor; /* checkpoint name; NULL: a constant, `constant` holds the bytes */
+    const void *constant;
+    uint64_t offset, bytes; /* where in the resident tensor */
+};
+
+/* A resident tensor: fused QKV and gate+up are one tensor with several sources, experts are stacked. */
+struct weight {
+    const char *name; /* "layers.3.qkv", "embed", "rope.0" */
+    uint8_t dtype, rank;
+    uint32_t dim[3];
+    uint64_t offset, bytes; /* in the weights arena; offset is a multiple of 64 */
+    uint32_t first_source, n_sources;
+};
+
+struct weights_layout {
+    uint64_t bytes;
+    uint32_t n_weights, n_sources;
+    const struct weight *weights; /* in arena order: embedding, layers in order, head */
+    const struct weight_source *sources;
+    struct digest digest; /* of the checkpoint's bytes; set by the loader, zero before */
+};
+
+/* Where each tensor goes; checks that every one is there with the right shape and dtype (naming file and tensor). */
+int model_layout(const struct model *model, const struct checkpoint *checkpoint,
+                 struct weights_layout **ret, struct error *err);
+void weights_layout_free(struct weights_layout *layout);
+DEFINE_CLEANUP(struct weights_layout *, weights_layout_free)
+
+/* ---- plans ---- */
+
+struct plan_request {
+    uint32_t tokens, seqs, rows; /* the bucket: T, S, R */
+    bool taps;                   /* copy hidden states 0..L to the IO arena (verify) */
+};
+
+/* P, the pages a sequence may have, is that of max_positions. The plan passes plan_check. */
+int model_plan(const struct model *model, const struct weights_layout *layout,
+               const struct plan_request *request, struct plan **ret, struct error *err);
+
+/* ---- the manifest ---- */
+
+/* Appends config text, layout (without constants' bytes) and digest, with magic, version, length and checksum. */
+int manifest_write(const char *config, size_t config_len, const char *source_dir,
+                   const struct weights_layout *layout, struct buffer *out, struct error *err);
+
+/* Checks everything; *ret_dir (may be NULL) is the checkpoint's folder, for its tokenizer; caller frees. */
+int manifest_read(const void *data, size_t len, struct model **ret_model,
+                  struct weights_layout **ret_layout, char **ret_dir, struct error *err);
+
+#endif
