@@ -1,0 +1,532 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The checker of plans. Each kind has a function that states, operand by operand, what the op set
+ * (ember/op.h) asks for. The first failure is kept; the helpers do nothing after it.
+ */
+#include "kernels/plan.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define DIM_MAX (INT64_C(1) << 30)
+
+enum access { IN, WEIGHT, OUT, INOUT };
+
+struct check {
+    const struct plan *plan;
+    const struct ember_op *op;
+    uint64_t n; /* rows that the op's count may reach */
+    int failed;
+    char what[160];
+};
+
+static void fail(struct check *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void fail(struct check *c, const char *format, ...)
+{
+    va_list ap;
+    if (c->failed)
+        return;
+    c->failed = 1;
+    va_start(ap, format);
+    vsnprintf(c->what, sizeof c->what, format, ap);
+    va_end(ap);
+}
+
+static bool absent(const struct check *c, int slot)
+{
+    return c->op->t[slot].rank == 0;
+}
+
+/* Bytes from a tensor's offset to behind its last element; false when that overflows. */
+static bool extent(const struct ember_tensor *t, uint64_t *ret)
+{
+    uint64_t row = dtype_size(t->dtype), last;
+    for (int d = t->rank == 1 ? 0 : 1; d < t->rank; d++)
+        if (!size_mul(row, t->dim[d], &row))
+            return false;
+    if (t->rank == 1) {
+        *ret = row;
+        return true;
+    }
+    if (t->row_stride < row && t->dim[0] > 1)
+        return false;
+    return size_mul(t->row_stride, t->dim[0] - 1, &last) && size_add(last, row, ret);
+}
+
+static bool dtype_is_float(uint8_t dtype)
+{
+    return dtype == EMBER_F32 || dtype == EMBER_F16 || dtype == EMBER_BF16;
+}
+
+static void check_access(struct check *c, const char *name, const struct ember_tensor *t,
+                         enum access access)
+{
+    uint8_t a = t->arena;
+    if (access == WEIGHT && a != EMBER_ARENA_WEIGHTS)
+        fail(c, "%s is not in the weights arena", name);
+    else if (access != WEIGHT && a == EMBER_ARENA_WEIGHTS)
+        fail(c, "%s is an activation but in the weights arena", name);
+    else if (access != WEIGHT && a != EMBER_ARENA_SCRATCH && a != EMBER_ARENA_IO)
+        fail(c, "%s is in arena %u, not in scratch or IO", name, a);
+    else if ((access == OUT || access == INOUT) && a == EMBER_ARENA_IO &&
+             t->offset < c->plan->io.inputs_end)
+        fail(c, "%s would write over the step's inputs", name);
+}
+
+/* What every present operand must satisfy, whatever its kind. */
+static void check_place(struct check *c, const char *name, const struct ember_tensor *t)
+{
+    uint64_t bytes = 0, end;
+    if (t->arena >= EMBER_ARENA_COUNT || t->dtype >= EMBER_DTYPE_COUNT || t->rank > 3 ||
+        t->reserved) {
+        fail(c, "%s has arena %u, dtype %u, rank %u", name, t->arena, t->dtype, t->rank);
+        return;
+    }
+    for (int d = 0; d < t->rank; d++)
+        if (t->dim[d] == 0 || t->dim[d] > DIM_MAX) {
+            fail(c, "%s has dimension %d of %u", name, d, t->dim[d]);
+            return;
+        }
+    if (t->offset % dtype_size(t->dtype) || t->row_stride % dtype_size(t->dtype))
+        fail(c, "%s is not aligned to its elements", name);
+    else if (!extent(t, &bytes) || !size_add(t->offset, bytes, &end) ||
+             end > c->plan->arena_bytes[t->arena])
+        fail(c, "%s at %llu, row stride %llu, ends outside its arena of %llu bytes", name,
+             (unsigned long long)t->offset, (unsigned long long)t->row_stride,
+             (unsigned long long)c->plan->arena_bytes[t->arena]);
+}
+
+/* An operand of known rank; ROWS of its first dimension must be there, cols (if any) exact. */
+static void operand(struct check *c, int slot, const char *name, enum access access, int rank,
+                    uint64_t rows, uint64_t cols, uint64_t third)
+{
+    const struct ember_tensor *t = &c->op->t[slot];
+    if (c->failed)
+        return;
+    if (t->rank != rank) {
+        fail(c, "%s has rank %u, not %d", name, t->rank, rank);
+        return;
+    }
+    check_place(c, name, t);
+    check_access(c, name, t, access);
+    if (c->failed)
+        return;
+    if (access == WEIGHT ? t->dim[0] != rows : t->dim[0] < rows)
+        fail(c, "%s has %u rows, not %llu", name, t->dim[0], (unsigned long long)rows);
+    else if (rank > 1 && t->dim[1] != cols)
+        fail(c, "%s has %u columns, not %llu", name, t->dim[1], (unsigned long long)cols);
+    else if (rank > 2 && t->dim[2] != third)
+        fail(c, "%s has a third dimension of %u, not %llu", name, t->dim[2],
+             (unsigned long long)third);
+}
+
+/* Float32 activations [rows, cols]. */
+static void act(struct check *c, int slot, const char *name, enum access access, uint64_t rows,
+                uint64_t cols)
+{
+    operand(c, slot, name, access, 2, rows, cols, 0);
+    if (!c->failed && c->op->t[slot].dtype != EMBER_F32)
+        fail(c, "%s is %s, not f32", name, dtype_name(c->op->t[slot].dtype));
+}
+
+/* Weights of a float dtype: [rows], [rows, cols] or [rows, cols, third], packed. */
+static void weight(struct check *c, int slot, const char *name, int rank, uint64_t rows,
+                   uint64_t cols, uint64_t third)
+{
+    const struct ember_tensor *t = &c->op->t[slot];
+    operand(c, slot, name, WEIGHT, rank, rows, cols, third);
+    if (!c->failed && !dtype_is_float(t->dtype))
+        fail(c, "%s is %s, not a float type", name, dtype_name(t->dtype));
+    if (!c->failed && rank > 1 &&
+        t->row_stride != (uint64_t)cols * (rank > 2 ? third : 1) * dtype_size(t->dtype))
+        fail(c, "%s is not packed", name);
+}
+
+/* int32 step inputs. */
+static void index_input(struct check *c, int slot, const char *name, uint64_t rows)
+{
+    operand(c, slot, name, IN, 1, rows, 0, 0);
+    if (!c->failed && c->op->t[slot].dtype != EMBER_I32)
+        fail(c, "%s is %s, not i32", name, dtype_name(c->op->t[slot].dtype));
+}
+
+static int64_t int_in(struct check *c, int slot, const char *name, int64_t min, int64_t max)
+{
+    int64_t v = c->op->i[slot];
+    if (v < min || v > max) {
+        fail(c, "%s is %lld, not within %lld..%lld", name, (long long)v, (long long)min,
+             (long long)max);
+        return min > 0 ? min : 1; /* usable: the check goes on after the failure is noted */
+    }
+    return v;
+}
+
+static bool overlap(const struct ember_tensor *a, const struct ember_tensor *b)
+{
+    uint64_t na = 0, nb = 0;
+    if (!a->rank || !b->rank || a->arena != b->arena || !extent(a, &na) || !extent(b, &nb))
+        return false;
+    return a->offset < b->offset + nb && b->offset < a->offset + na;
+}
+
+/* An output may not lie over an input, but for the one named (the same tensor, in place; -1: none).
+ */
+static void distinct(struct check *c, int out, int in_place)
+{
+    const struct ember_op *op = c->op;
+    for (int s = 0; s < EMBER_OP_TENSORS && !c->failed; s++) {
+        if (s == out || !overlap(&op->t[out], &op->t[s]))
+            continue;
+        if (s == in_place && op->t[s].offset == op->t[out].offset &&
+            op->t[s].row_stride == op->t[out].row_stride)
+            continue;
+        fail(c, "operand %d lies over the output, operand %d", s, out);
+    }
+}
+
+static uint32_t cols_of(const struct check *c, int slot)
+{
+    return c->op->t[slot].dim[1];
+}
+
+static void check_embed(struct check *c)
+{
+    uint32_t d = cols_of(c, EMBED_OUT);
+    index_input(c, EMBED_TOKENS, "tokens", c->n);
+    weight(c, EMBED_TABLE, "table", 2, c->plan->io.shape.vocab, d, 0);
+    act(c, EMBED_OUT, "out", OUT, c->n, d);
+}
+
+static void check_norm(struct check *c)
+{
+    uint32_t d = cols_of(c, NORM_X);
+    int64_t group = int_in(c, NORM_I_GROUP, "group", 0, DIM_MAX);
+    uint32_t n = group ? (uint32_t)group : d;
+    bool delta = !absent(c, NORM_DELTA);
+    int_in(c, NORM_I_KIND, "norm kind", EMBER_NORM_RMS, EMBER_NORM_LAYER);
+    act(c, NORM_X, "x", delta ? INOUT : IN, c->n, d);
+    if (!c->failed && d % n)
+        fail(c, "groups of %u do not divide %u", n, d);
+    weight(c, NORM_W, "weight", 1, n, 0, 0);
+    if (!absent(c, NORM_B))
+        weight(c, NORM_B, "bias", 1, n, 0, 0);
+    act(c, NORM_OUT, "out", OUT, c->n, d);
+    if (delta)
+        act(c, NORM_DELTA, "delta", IN, c->n, d);
+    distinct(c, NORM_OUT, NORM_X);
+}
+
+static void check_add(struct check *c)
+{
+    uint32_t d = cols_of(c, ADD_X);
+    act(c, ADD_X, "x", INOUT, c->n, d);
+    act(c, ADD_DELTA, "delta", IN, c->n, d);
+    distinct(c, ADD_X, -1);
+}
+
+static void check_linear(struct check *c)
+{
+    uint32_t k = cols_of(c, LINEAR_X), n = c->op->t[LINEAR_W].dim[0];
+    act(c, LINEAR_X, "x", IN, c->n, k);
+    weight(c, LINEAR_W, "weight", 2, n, k, 0);
+    if (!absent(c, LINEAR_B))
+        weight(c, LINEAR_B, "bias", 1, n, 0, 0);
+    act(c, LINEAR_OUT, "out", OUT, c->n, n);
+    distinct(c, LINEAR_OUT, -1);
+}
+
+static void check_rope_table(struct check *c)
+{
+    uint32_t half = c->op->t[ROPE_INV_FREQ].dim[0];
+    index_input(c, ROPE_POSITIONS, "positions", c->n);
+    index_input(c, ROPE_LEN, "rope_len", c->n);
+    weight(c, ROPE_INV_FREQ, "inv_freq", 1, half, 0, 0);
+    if (!c->failed && c->op->t[ROPE_INV_FREQ].dtype != EMBER_F32)
+        fail(c, "inv_freq is not f32");
+    act(c, ROPE_OUT, "out", OUT, c->n, 2 * (uint64_t)half);
+    int_in(c, ROPE_I_KIND, "rope kind", EMBER_ROPE_STATIC, EMBER_ROPE_DYNAMIC_NTK);
+    if (!c->failed && c->op->i[ROPE_I_KIND] == EMBER_ROPE_DYNAMIC_NTK &&
+        (half < 2 || !(c->op->f[ROPE_F_MAX_POSITION] > 0) || !(c->op->f[ROPE_F_THETA] > 0)))
+        fail(c, "dynamic rope without theta, maximum position or width");
+}
+
+/* K or V pages: [heads, page_size, width] at its place in page 0, one page apart. */
+static void kv_block(struct check *c, int slot, const char *name, uint64_t heads, uint64_t slots,
+                     uint64_t width)
+{
+    const struct ember_tensor *t = &c->op->t[slot];
+    uint64_t bytes;
+    if (c->failed)
+        return;
+    if (t->arena != EMBER_ARENA_KV || t->rank != 3 || t->dim[0] != heads || t->dim[1] != slots ||
+        t->dim[2] != width || t->reserved) {
+        fail(c, "%s is not a [%llu, %llu, %llu] block of KV pages", name, (unsigned long long)heads,
+             (unsigned long long)slots, (unsigned long long)width);
+        return;
+    }
+    if (!dtype_is_float(t->dtype) || t->offset % dtype_size(t->dtype))
+        fail(c, "%s has dtype %s or a misaligned offset", name, dtype_name(t->dtype));
+    else if (!size_mul(heads * slots, width * dtype_size(t->dtype), &bytes) ||
+             !size_add(t->offset, bytes, &bytes) || bytes > c->plan->arena_bytes[EMBER_ARENA_KV])
+        fail(c, "%s at %llu leaves its page of %llu bytes", name, (unsigned long long)t->offset,
+             (unsigned long long)c->plan->arena_bytes[EMBER_ARENA_KV]);
+    else if (t->row_stride != c->plan->arena_bytes[EMBER_ARENA_KV])
+        fail(c, "%s has pages %llu bytes apart, not %llu", name, (unsigned long long)t->row_stride,
+             (unsigned long long)c->plan->arena_bytes[EMBER_ARENA_KV]);
+}
+
+static uint64_t kv_end(const struct ember_tensor *t)
+{
+    return t->offset + (uint64_t)t->dim[0] * t->dim[1] * t->dim[2] * dtype_size(t->dtype);
+}
+
+static bool kv_overlap(const struct ember_tensor *k, const struct ember_tensor *v)
+{
+    return k->offset < kv_end(v) && v->offset < kv_end(k);
+}
+
+#define HEADS_MAX (1 << 14)
+#define HEAD_DIM_MAX (1 << 14)
+#define PAGE_MAX (1 << 12)
+
+static void check_split_norm_rope(struct check *c)
+{
+    int64_t hq = int_in(c, SNR_I_Q_HEADS, "q heads", 1, HEADS_MAX);
+    int64_t hkv = int_in(c, SNR_I_KV_HEADS, "kv heads", 1, HEADS_MAX);
+    int64_t dk = int_in(c, SNR_I_DK, "dk", 1, HEAD_DIM_MAX);
+    int64_t dv = int_in(c, SNR_I_DV, "dv", 1, HEAD_DIM_MAX);
+    int64_t rotary = int_in(c, SNR_I_ROTARY, "rotary", 0, dk);
+    int64_t page = int_in(c, SNR_I_PAGE_SIZE, "page size", 1, PAGE_MAX);
+    int64_t norm = int_in(c, SNR_I_NORM, "qk norm", EMBER_QK_NORM_NONE, EMBER_QK_NORM_ROW);
+    bool row = norm == EMBER_QK_NORM_ROW;
+    int_in(c, SNR_I_INTERLEAVED, "interleaved", 0, 1);
+    int_in(c, SNR_I_NORM_AFTER, "norm after", 0, 1);
+    if (rotary % 2)
+        fail(c, "rotary is odd: %lld", (long long)rotary);
+    act(c, SNR_QKV, "qkv", IN, c->n, (uint64_t)(hq * dk + hkv * dk + hkv * dv));
+    if (norm != EMBER_QK_NORM_NONE) {
+        weight(c, SNR_Q_NORM, "q norm", 1, (uint64_t)(row ? hq * dk : dk), 0, 0);
+        weight(c, SNR_K_NORM, "k norm", 1, (uint64_t)(row ? hkv * dk : dk), 0, 0);
+    }
+    if (rotary && !absent(c, SNR_ROPE))
+        act(c, SNR_ROPE, "rope", IN, c->n, (uint64_t)rotary);
+    act(c, SNR_Q, "q", OUT, c->n, (uint64_t)(hq * dk));
+    kv_block(c, SNR_K, "k", (uint64_t)hkv, (uint64_t)page, (uint64_t)dk);
+    kv_block(c, SNR_V, "v", (uint64_t)hkv, (uint64_t)page, (uint64_t)dv);
+    if (!c->failed && kv_overlap(&c->op->t[SNR_K], &c->op->t[SNR_V]))
+        fail(c, "k and v overlap");
+    index_input(c, SNR_KV_SLOT, "kv_slot", c->n);
+    distinct(c, SNR_Q, -1);
+}
+
+static void check_attention(struct check *c)
+{
+    int64_t hq = int_in(c, ATTN_I_Q_HEADS, "q heads", 1, HEADS_MAX);
+    int64_t hkv = int_in(c, ATTN_I_KV_HEADS, "kv heads", 1, HEADS_MAX);
+    int64_t dk = int_in(c, ATTN_I_DK, "dk", 1, HEAD_DIM_MAX);
+    int64_t dv = int_in(c, ATTN_I_DV, "dv", 1, HEAD_DIM_MAX);
+    int64_t page = int_in(c, ATTN_I_PAGE_SIZE, "page size", 1, PAGE_MAX);
+    int_in(c, ATTN_I_WINDOW, "window", 0, INT32_MAX);
+    if (hq % hkv)
+        fail(c, "%lld q heads over %lld kv heads", (long long)hq, (long long)hkv);
+    act(c, ATTN_Q, "q", IN, c->n, (uint64_t)(hq * dk));
+    kv_block(c, ATTN_K, "k", (uint64_t)hkv, (uint64_t)page, (uint64_t)dk);
+    kv_block(c, ATTN_V, "v", (uint64_t)hkv, (uint64_t)page, (uint64_t)dv);
+    operand(c, ATTN_PAGES, "pages", IN, 2, c->plan->io.shape.seqs, c->plan->io.shape.pages, 0);
+    if (!c->failed && c->op->t[ATTN_PAGES].dtype != EMBER_I32)
+        fail(c, "pages is not i32");
+    index_input(c, ATTN_SEQ_OF, "seq_of", c->n);
+    index_input(c, ATTN_POSITIONS, "positions", c->n);
+    if (!absent(c, ATTN_SINKS))
+        weight(c, ATTN_SINKS, "sinks", 1, (uint64_t)hq, 0, 0);
+    act(c, ATTN_OUT, "out", OUT, c->n, (uint64_t)(hq * dv));
+    distinct(c, ATTN_OUT, -1);
+}
+
+static void check_glu(struct check *c)
+{
+    uint32_t inner = cols_of(c, GLU_OUT);
+    int64_t repeat = int_in(c, GLU_I_REPEAT, "repeat", 0, HEADS_MAX);
+    uint64_t rows = c->n * (uint64_t)(repeat ? repeat : 1);
+    int_in(c, GLU_I_ACT, "activation", EMBER_ACT_SILU, EMBER_ACT_RELU2);
+    int_in(c, GLU_I_LAYOUT, "layout", 0, 1);
+    act(c, GLU_X, "x", IN, rows, 2 * (uint64_t)inner);
+    act(c, GLU_OUT, "out", OUT, rows, inner);
+    distinct(c, GLU_OUT, -1);
+}
+
+static void check_act(struct check *c)
+{
+    uint32_t d = cols_of(c, ACT_X);
+    int_in(c, ACT_I_ACT, "activation", EMBER_ACT_SILU, EMBER_ACT_RELU2);
+    act(c, ACT_X, "x", IN, c->n, d);
+    act(c, ACT_OUT, "out", OUT, c->n, d);
+    distinct(c, ACT_OUT, ACT_X);
+}
+
+/* Expert ids [rows, k]; `k` comes from the attributes of the op. */
+static void route_ids(struct check *c, int slot, enum access access, uint64_t k)
+{
+    operand(c, slot, "ids", access, 2, c->n, k, 0);
+    if (!c->failed && c->op->t[slot].dtype != EMBER_I32)
+        fail(c, "ids is not i32");
+}
+
+static void check_moe_route(struct check *c)
+{
+    uint32_t experts = cols_of(c, ROUTE_LOGITS);
+    int64_t k = int_in(c, ROUTE_I_TOPK, "experts a token", 1, experts ? experts : 1);
+    int64_t groups = int_in(c, ROUTE_I_GROUPS, "groups", 0, experts ? experts : 1);
+    int_in(c, ROUTE_I_KIND, "router kind", EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_TOPK_SOFTMAX);
+    int_in(c, ROUTE_I_NORMALIZE, "normalize", 0, 1);
+    if (groups > 1) {
+        int64_t top = int_in(c, ROUTE_I_TOP_GROUPS, "top groups", 1, groups);
+        if (experts % groups || top * (experts / groups) < k)
+            fail(c, "%u experts in %lld groups, %lld of them eligible, for %lld a token", experts,
+                 (long long)groups, (long long)top, (long long)k);
+    }
+    act(c, ROUTE_LOGITS, "logits", IN, c->n, experts);
+    if (!absent(c, ROUTE_BIAS))
+        weight(c, ROUTE_BIAS, "bias", 1, experts, 0, 0);
+    route_ids(c, ROUTE_IDS, OUT, (uint64_t)k);
+    act(c, ROUTE_WEIGHTS, "weights", OUT, c->n, (uint64_t)k);
+    distinct(c, ROUTE_IDS, -1);
+    distinct(c, ROUTE_WEIGHTS, -1);
+}
+
+static void check_moe_linear(struct check *c)
+{
+    const struct ember_tensor *w = &c->op->t[MOE_W];
+    int64_t k = int_in(c, MOE_I_TOPK, "experts a token", 1, HEADS_MAX);
+    uint64_t slots = c->n * (uint64_t)k;
+    bool per_slot = int_in(c, MOE_I_PER_SLOT, "per slot", 0, 1) == 1;
+    act(c, MOE_X, "x", IN, per_slot ? slots : c->n, w->dim[2]);
+    weight(c, MOE_W, "weight", 3, w->dim[0], w->dim[1], w->dim[2]);
+    if (!absent(c, MOE_B))
+        weight(c, MOE_B, "bias", 2, w->dim[0], w->dim[1], 0);
+    route_ids(c, MOE_IDS, IN, (uint64_t)k);
+    act(c, MOE_OUT, "out", OUT, slots, w->dim[1]);
+    distinct(c, MOE_OUT, -1);
+}
+
+static void check_moe_combine(struct check *c)
+{
+    uint32_t d = cols_of(c, COMBINE_OUT);
+    int64_t k = int_in(c, COMBINE_I_TOPK, "experts a token", 1, HEADS_MAX);
+    act(c, COMBINE_Y, "y", IN, c->n * (uint64_t)k, d);
+    act(c, COMBINE_WEIGHTS, "weights", IN, c->n, (uint64_t)k);
+    if (!absent(c, COMBINE_SHARED))
+        act(c, COMBINE_SHARED, "shared", IN, c->n, d);
+    if (!absent(c, COMBINE_GATE))
+        act(c, COMBINE_GATE, "gate", IN, c->n, 1);
+    act(c, COMBINE_OUT, "out", OUT, c->n, d);
+    distinct(c, COMBINE_OUT, COMBINE_SHARED);
+}
+
+static void check_gather(struct check *c)
+{
+    uint32_t d = cols_of(c, GATHER_OUT);
+    if (c->op->rows != EMBER_ROWS_LOGITS)
+        fail(c, "gather counts in tokens, not in logit rows");
+    act(c, GATHER_X, "x", IN, c->plan->io.shape.tokens, d);
+    index_input(c, GATHER_INDEX, "index", c->n);
+    act(c, GATHER_OUT, "out", OUT, c->n, d);
+    distinct(c, GATHER_OUT, -1);
+}
+
+static void check_copy(struct check *c)
+{
+    uint32_t d = cols_of(c, COPY_X);
+    act(c, COPY_X, "x", IN, c->n, d);
+    act(c, COPY_OUT, "out", OUT, c->n, d);
+    distinct(c, COPY_OUT, -1);
+}
+
+static void check_argmax(struct check *c)
+{
+    act(c, ARGMAX_X, "x", IN, c->n, cols_of(c, ARGMAX_X));
+    operand(c, ARGMAX_OUT, "out", OUT, 1, c->n, 0, 0);
+    if (!c->failed && c->op->t[ARGMAX_OUT].dtype != EMBER_I32)
+        fail(c, "out is not i32");
+    distinct(c, ARGMAX_OUT, -1);
+}
+
+static void (*const checks[EMBER_OP_COUNT])(struct check *c) = {
+    [EMBER_OP_EMBED] = check_embed,
+    [EMBER_OP_NORM] = check_norm,
+    [EMBER_OP_ADD] = check_add,
+    [EMBER_OP_LINEAR] = check_linear,
+    [EMBER_OP_ROPE_TABLE] = check_rope_table,
+    [EMBER_OP_SPLIT_NORM_ROPE] = check_split_norm_rope,
+    [EMBER_OP_ATTENTION] = check_attention,
+    [EMBER_OP_GLU] = check_glu,
+    [EMBER_OP_ACT] = check_act,
+    [EMBER_OP_MOE_ROUTE] = check_moe_route,
+    [EMBER_OP_MOE_LINEAR] = check_moe_linear,
+    [EMBER_OP_MOE_COMBINE] = check_moe_combine,
+    [EMBER_OP_GATHER] = check_gather,
+    [EMBER_OP_COPY] = check_copy,
+    [EMBER_OP_ARGMAX] = check_argmax,
+};
+
+static int check_op(const struct plan *plan, uint32_t index, struct error *err)
+{
+    const struct ember_op *op = &plan->ops[index];
+    struct check c = {.plan = plan, .op = op};
+    if (op->kind >= EMBER_OP_COUNT || op->rows > EMBER_ROWS_LOGITS)
+        return error_set(err, EINVAL, "plan: op %u is of kind %u, rows %u: not known", index,
+                         op->kind, op->rows);
+    c.n = op->rows == EMBER_ROWS_LOGITS ? plan->io.shape.rows : plan->io.shape.tokens;
+    for (int f = 0; f < EMBER_OP_FLOATS; f++)
+        if (!isfinite(op->f[f]))
+            fail(&c, "float attribute %d is not finite", f);
+    for (int s = 0; s < EMBER_OP_TENSORS; s++)
+        if (op->t[s].rank && op->t[s].arena != EMBER_ARENA_KV)
+            check_place(&c, "an operand", &op->t[s]);
+    if (!c.failed)
+        checks[op->kind](&c);
+    if (c.failed)
+        return error_set(err, EINVAL, "plan: segment %u, op %u (%s): %s", op->segment, index,
+                         op_name(op->kind), c.what);
+    return 0;
+}
+
+/* Segments cut the ops without gap or overlap, in order. */
+static int check_segments(const struct plan *plan, struct error *err)
+{
+    uint32_t at = 0;
+    for (uint32_t s = 0; s < plan->n_segments; s++) {
+        const struct plan_segment *segment = &plan->segments[s];
+        if (segment->kind > SEGMENT_HEAD)
+            return error_set(err, EINVAL, "plan: segment %u is of kind %u", s, segment->kind);
+        if (segment->first != at || segment->count > plan->n_ops - at)
+            return error_set(err, EINVAL, "plan: segment %u has ops %u + %u of %u, expected %u", s,
+                             segment->first, segment->count, plan->n_ops, at);
+        for (uint32_t i = 0; i < segment->count; i++, at++)
+            if (plan->ops[at].segment != s)
+                return error_set(err, EINVAL, "plan: op %u says segment %u but lies in %u", at,
+                                 plan->ops[at].segment, s);
+    }
+    if (at != plan->n_ops)
+        return error_set(err, EINVAL, "plan: %u of %u ops lie in no segment", plan->n_ops - at,
+                         plan->n_ops);
+    return 0;
+}
+
+int plan_check(const struct plan *plan, struct error *err)
+{
+    struct step_io io;
+    int r = step_io_layout(&plan->io.shape, &io, err);
+    if (r < 0)
+        return r;
+    /* The shape was copied; behind it stand offsets, without padding among them. */
+    if (memcmp(&io.tokens, &plan->io.tokens, sizeof io - offsetof(struct step_io, tokens)) ||
+        plan->arena_bytes[EMBER_ARENA_IO] < io.bytes)
+        return error_set(err, EINVAL, "plan: its IO layout is not that of its step shape");
+    r = check_segments(plan, err);
+    for (uint32_t i = 0; r == 0 && i < plan->n_ops; i++)
+        r = check_op(plan, i, err);
+    return r;
+}
