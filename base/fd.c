@@ -123,6 +123,7 @@ ssize_t fd_recv(int socket, void *data, size_t room, int *fds, size_t *n_fds)
                          .msg_control = control.bytes,
                          .msg_controllen = sizeof control.bytes};
     size_t got = 0, want = *n_fds;
+    bool dropped = false;
     ssize_t r;
 
     *n_fds = 0;
@@ -141,10 +142,10 @@ ssize_t fd_recv(int socket, void *data, size_t room, int *fds, size_t *n_fds)
             if (got < want)
                 fds[got++] = fd;
             else
-                fd_close(fd);
+                dropped = true, fd_close(fd);
         }
     }
-    if (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
+    if (dropped || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
         while (got)
             fd_close(fds[--got]);
         return -EMSGSIZE;

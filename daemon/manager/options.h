@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Everything about emberd that can be configured (base/config.h says how and where). */
+#ifndef EMBER_DAEMON_MANAGER_OPTIONS_H
+#define EMBER_DAEMON_MANAGER_OPTIONS_H
+
+#include "base/config.h"
+
+/*
+ * X(section, member, type, default, limits, RELOAD or RESTART, meaning)
+ * Sizes are bytes, times nanoseconds; 0 stands for what the meaning says of it.
+ */
+/* clang-format off */
+#define EMBERD_OPTIONS(X) \
+    X("daemon", socket, PATH, "%t/emberd/emberd.sock", "", RESTART, \
+      "Unix socket of the control API") \
+    X("daemon", listen, STRING, "", "", RESTART, \
+      "host:port on which the control API is served over TCP as well; loopback only") \
+    X("daemon", runtime_dir, PATH, "%t/emberd", "", RESTART, \
+      "directory for the sockets of instances; its stale contents are removed at start") \
+    X("daemon", log_level, ENUM, "info", "error|warn|info|debug", RELOAD, \
+      "the least urgent messages that are logged") \
+    X("daemon", shutdown_timeout, DURATION, "10s", "0..1h", RELOAD, \
+      "how long running generations may go on after SIGTERM") \
+    X("cache", cache_dir, PATH, "%C/emberd", "", RESTART, \
+      "directory of the kernel and graph cache and of packs") \
+    X("cache", cache_limit, BYTES, "1GiB", "1MiB..", RESTART, \
+      "largest size of the kernel and graph cache; what was used longest ago makes room") \
+    X("cache", compile, ENUM, "auto", "auto|never", RELOAD, \
+      "whether kernels are compiled for a model's shapes when there is a compiler") \
+    X("cache", cc, STRING, "cc", "", RELOAD, \
+      "the C compiler that kernels are compiled with") \
+    X("backend", backend, STRING, "cpu", "", RESTART, \
+      "\"cpu\", or the path of a plug-in that speaks the ABI of include/ember/backend.h") \
+    X("backend", threads, INT, "0", "0..1024", RELOAD, \
+      "threads of one instance; 0: one for each processor that the daemon may use") \
+    X("memory", memory_limit, BYTES, "0", "0..", RELOAD, \
+      "bytes for weights, KV and graphs together; 0: what the host or cgroup has, less the reserve") \
+    X("memory", memory_reserve, BYTES, "512MiB", "0..", RELOAD, \
+      "bytes left to everything else when memory_limit is 0") \
+    X("memory", kv_bytes, BYTES, "0", "0..", RELOAD, \
+      "KV memory of one instance; 0: chosen from the model's shape") \
+    X("pool", standby, INT, "1", "0..256", RELOAD, \
+      "warm instances kept ready for each model") \
+    X("pool", standby_max, INT, "8", "0..1024", RELOAD, \
+      "largest number of warm instances of all models together") \
+    X("pool", max_burst, INT, "8", "1..1024", RELOAD, \
+      "instances whose processes are started at the same time") \
+    X("pool", spawn_timeout, DURATION, "30s", "100ms..1h", RELOAD, \
+      "how long an instance may take from its start to READY") \
+    X("pool", lease_ttl, DURATION, "30s", "1s..24h", RELOAD, \
+      "how long a lease lasts without being renewed") \
+    X("pool", lease_grace, DURATION, "10s", "0..1h", RELOAD, \
+      "how long a lease whose holder has gone can be taken up again before its instance stops") \
+    X("pool", idle_unload, DURATION, "0", "0..", RELOAD, \
+      "unload a model that nobody has leased for so long; 0: never") \
+    X("models", default_model, PATH, "%D/models/ember-tiny", "", RESTART, \
+      "checkpoint folder that is served when no model is named; empty: none") \
+    X("models", preload, PATHS, "", "", RESTART, \
+      "checkpoint folders that are made resident at start, separated by colons") \
+    X("models", load_timeout_no_progress, DURATION, "60s", "1s..1h", RELOAD, \
+      "a load that has read nothing for so long has failed")
+/* clang-format on */
+
+struct emberd_options {
+    EMBERD_OPTIONS(CONFIG_MEMBER)
+};
+
+/* Members of ENUM options. */
+enum emberd_compile { EMBERD_COMPILE_AUTO, EMBERD_COMPILE_NEVER };
+
+/* For config_read and its like; options are a struct emberd_options. */
+extern const struct config_program emberd_program;
+
+/* The log level that options->log_level stands for (enum log_level). */
+int emberd_log_level(const struct emberd_options *options);
+
+#endif

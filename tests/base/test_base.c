@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* errors, sizes and buffers, descriptors and their passing, digests, fault points, log lines. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/digest.h"
+#include "base/error.h"
+#include "base/fault.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "base/mem.h"
+
+static void test_error(void **state)
+{
+    struct error err = {0};
+
+    assert_int_equal(error_set(&err, EBADMSG, "shard %d", 7), -EBADMSG);
+    assert_int_equal(err.code, -EBADMSG);
+    assert_int_equal(error_prefix(&err, "model %s", "m"), -EBADMSG);
+    assert_string_equal(err.text, "model m: shard 7");
+    assert_int_equal(error_sys(&err, ENOENT, "/x"), -ENOENT);
+    assert_string_equal(err.text, "/x: No such file or directory");
+    assert_int_equal(error_set(NULL, EIO, "x"), -EIO);
+    assert_int_equal(error_sys(NULL, EIO, "x"), -EIO);
+    assert_non_null(error_text(NULL));
+    err = (struct error){.code = -EPIPE};
+    assert_string_equal(error_text(&err), strerror(EPIPE));
+
+    char wide[2 * ERROR_TEXT_MAX];
+    memset(wide, 'w', sizeof wide - 1);
+    wide[sizeof wide - 1] = 0;
+    error_set(&err, EIO, "%s", wide);
+    assert_int_equal(strlen(err.text), ERROR_TEXT_MAX - 1);
+    error_prefix(&err, "%s", wide);
+    assert_int_equal(strlen(err.text), ERROR_TEXT_MAX - 1);
+    error_sys(&err, EIO, "%s", wide);
+    assert_int_equal(strlen(err.text), ERROR_TEXT_MAX - 1);
+}
+
+static void test_sizes(void **state)
+{
+    uint64_t n = 5;
+
+    assert_true(size_add(UINT64_MAX - 1, 1, &n));
+    assert_true(n == UINT64_MAX);
+    assert_false(size_add(UINT64_MAX, 1, &n));
+    assert_false(size_mul(UINT64_C(1) << 32, UINT64_C(1) << 32, &n));
+    assert_true(n == UINT64_MAX);
+    assert_true(size_mul(UINT64_C(1) << 31, UINT64_C(1) << 32, &n));
+    assert_true(n == UINT64_C(1) << 63);
+    assert_true(size_align(4097, 4096) == 8192);
+    assert_true(size_align(0, 64) == 0);
+    assert_true(size_align(UINT64_MAX - 3, 64) == UINT64_MAX);
+}
+
+static void test_mem_alloc(void **state)
+{
+    assert_null(mem_alloc(SIZE_MAX / 2, 3));
+    assert_null(mem_alloc(SIZE_MAX, 1));
+    _cleanup_free_ char *p = mem_alloc(10, 10);
+    for (size_t i = 0; i < 100; i++)
+        assert_int_equal(p[i], 0);
+    _cleanup_free_ char *none = mem_alloc(0, 8);
+    assert_non_null(none);
+}
+
+static void test_buffer(void **state)
+{
+    struct buffer b = {0};
+
+    assert_int_equal(buffer_append(&b, NULL, 0), 0);
+    assert_string_equal(b.data, "");
+    for (int i = 0; i < 1000; i++)
+        assert_int_equal(buffer_printf(&b, "%03d", i), 0);
+    assert_int_equal(b.len, 3000);
+    assert_memory_equal(b.data + 2997, "999", 4);
+    assert_int_equal(buffer_reserve(&b, SIZE_MAX - 2000), -ENOMEM);
+    assert_int_equal(b.len, 3000);
+    buffer_free(&b);
+    buffer_free(&b);
+    assert_null(b.data);
+}
+
+static void test_take_and_cleanup(void **state)
+{
+    int fds[2];
+    assert_int_equal(pipe2(fds, O_CLOEXEC), 0);
+    {
+        _cleanup_fd_ int closed = fds[0], kept = fds[1];
+        assert_int_equal(TAKE_FD(kept), fds[1]);
+        assert_int_equal(kept, -1);
+        assert_true(closed >= 0);
+    }
+    assert_int_equal(fcntl(fds[0], F_GETFD), -1);
+    assert_true(fcntl(fds[1], F_GETFD) >= 0);
+    errno = EXDEV;
+    assert_int_equal(fd_close(fds[1]), -1);
+    assert_int_equal(fd_close(-1), -1);
+    assert_int_equal(errno, EXDEV);
+}
+
+static void test_files(void **state)
+{
+    char path[] = "/tmp/ember-base-XXXXXX", bytes[8] = "";
+    _cleanup_fd_ int fd = mkstemp(path);
+    _cleanup_free_ char *text = NULL;
+    struct error err;
+    size_t len;
+
+    assert_int_equal(fd_write_all(fd, "hello\0you", 9, path, &err), 0);
+    assert_int_equal(fd_pread_all(fd, bytes, 3, 6, path, &err), 0);
+    assert_string_equal(bytes, "you");
+    assert_int_equal(fd_pread_all(fd, bytes, 4, 6, "the shard", &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "the shard: ends at byte 9, 1 bytes too early"));
+    assert_int_equal(fd_read_file(path, 9, &text, &len, &err), 0);
+    assert_int_equal(len, 9);
+    assert_memory_equal(text, "hello\0you", 10);
+    assert_int_equal(fd_read_file(path, 8, &text, &len, &err), -EFBIG);
+    assert_int_equal(fd_read_file("/tmp", 8, &text, &len, &err), -EINVAL);
+    assert_int_equal(fd_read_file("/nonexistent", 8, &text, &len, &err), -ENOENT);
+    unlink(path);
+}
+
+/* How many descriptors this process has. */
+static int open_fds(void)
+{
+    int n = 0;
+    for (int fd = 0; fd < 256; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+static void test_fd_passing(void **state)
+{
+    int s[2], p[2], got[FD_PASS_MAX], before = open_fds();
+    size_t n = FD_PASS_MAX;
+    char bytes[8];
+
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, s), 0);
+    assert_int_equal(pipe2(p, O_CLOEXEC), 0);
+    assert_int_equal(fd_send(s[0], "abc", 3, p, 2), 0);
+    assert_int_equal(fd_recv(s[1], bytes, sizeof bytes, got, &n), 3);
+    assert_int_equal(n, 2);
+    assert_true(fcntl(got[0], F_GETFD) & FD_CLOEXEC);
+    assert_int_equal(write(got[1], "x", 1), 1);
+    assert_int_equal(read(p[0], bytes, 1), 1); /* it is the same pipe */
+    fd_close(got[0]);
+    fd_close(got[1]);
+
+    /* Too long a message, or too many descriptors: refused whole, and nothing leaks. */
+    int with_pipe = open_fds();
+    assert_int_equal(fd_send(s[0], "123456789", 9, p, 2), 0);
+    n = FD_PASS_MAX;
+    assert_int_equal(fd_recv(s[1], bytes, sizeof bytes, got, &n), -EMSGSIZE);
+    assert_int_equal(n, 0);
+    assert_int_equal(fd_send(s[0], "1", 1, p, 2), 0);
+    n = 1;
+    assert_int_equal(fd_recv(s[1], bytes, sizeof bytes, got, &n), -EMSGSIZE);
+    assert_int_equal(n, 0);
+    assert_int_equal(open_fds(), with_pipe);
+    assert_int_equal(fd_send(s[0], "1", 1, p, FD_PASS_MAX + 1), -EINVAL);
+
+    fd_close(s[0]);
+    n = 1;
+    assert_int_equal(fd_recv(s[1], bytes, sizeof bytes, got, &n), 0);
+    assert_int_equal(fd_send(s[1], "1", 1, NULL, 0), -EPIPE);
+    fd_close(s[1]);
+    fd_close(p[0]);
+    fd_close(p[1]);
+    assert_int_equal(open_fds(), before);
+}
+
+static void test_digest(void **state)
+{
+    char hex[DIGEST_HEX_SIZE];
+    struct digest d;
+
+    /* From the specification's reference implementation: xxhsum -H2 and -H3 of nothing. */
+    d = digest_of("", 0);
+    assert_string_equal(digest_hex(&d, hex), "99aa06d3014798d86001c324468d497f");
+    assert_true(checksum_of("", 0) == UINT64_C(0x2d06800538d394c2));
+
+    struct digest whole = digest_of("abcdef", 6);
+    struct digest_state *parts = digest_begin();
+    digest_update(parts, "abc", 3);
+    digest_update(parts, "def", 3);
+    d = digest_end(parts);
+    assert_true(digest_equal(&d, &whole));
+
+    struct digest two[2];
+    for (int i = 0; i < 2; i++) {
+        struct digest_state *strings = digest_begin();
+        digest_update_string(strings, i ? "a" : "ab");
+        digest_update_string(strings, i ? "bc" : "c");
+        two[i] = digest_end(strings);
+    }
+    assert_false(digest_equal(&two[0], &two[1]));
+}
+
+static int arm(const char *spec)
+{
+    if (spec)
+        setenv("EMBER_FAULT", spec, 1);
+    else
+        unsetenv("EMBER_FAULT");
+    fault_init();
+    return 0;
+}
+
+static int disarm(void **state)
+{
+    return arm(NULL);
+}
+
+static void test_fault_points(void **state)
+{
+    char path[] = "/tmp/ember-base-XXXXXX", byte;
+    struct error err;
+
+    arm("alloc:2,read:1,write:0");
+    free(mem_alloc(1, 1));
+    assert_null(mem_alloc(1, 1));
+    free(mem_alloc(1, 1));
+    _cleanup_fd_ int fd = mkstemp(path);
+    unlink(path);
+    assert_int_equal(fd_pread_all(fd, &byte, 1, 0, "f", &err), -EIO);
+    assert_int_equal(fd_write_all(fd, "x", 1, "f", &err), -ENOSPC);
+    assert_int_equal(fd_write_all(fd, "x", 1, "f", &err), -ENOSPC);
+    arm(NULL);
+    assert_false(fault_armed);
+    assert_int_equal(fd_write_all(fd, "x", 1, "f", &err), 0);
+    arm("no-such-point:1");
+    assert_false(fault_armed);
+}
+
+static void *pass_many(void *arg)
+{
+    size_t *hits = arg;
+    for (int i = 0; i < 1000; i++)
+        *hits += fault_hit(FAULT_COMPILE);
+    return NULL;
+}
+
+static void test_fault_once_among_threads(void **state)
+{
+    pthread_t threads[4];
+    size_t hits[4] = {0};
+
+    arm("compile:1500");
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, pass_many, &hits[i]), 0);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(hits[0] + hits[1] + hits[2] + hits[3], 1);
+}
+
+static void test_fault_kill(void **state)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (pid == 0) {
+        arm("load-mid:2=kill");
+        fault_hit(FAULT_LOAD_MID);
+        fault_hit(FAULT_LOAD_MID);
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+/* What one call of log_write puts on stderr. */
+#define LOGGED(line, call)                                                                         \
+    do {                                                                                           \
+        int p_[2], saved_ = dup(STDERR_FILENO);                                                    \
+        assert_int_equal(pipe(p_), 0);                                                             \
+        dup2(p_[1], STDERR_FILENO);                                                                \
+        fd_close(p_[1]);                                                                           \
+        call;                                                                                      \
+        dup2(saved_, STDERR_FILENO);                                                               \
+        fd_close(saved_);                                                                          \
+        ssize_t n_ = read(p_[0], line, sizeof line - 1);                                           \
+        line[n_ > 0 ? n_ : 0] = 0;                                                                 \
+        fd_close(p_[0]);                                                                           \
+    } while (0)
+
+static void test_log_lines(void **state)
+{
+    char line[8192], wide[4000];
+
+    log_init("toyd", LOG_LEVEL_INFO);
+    LOGGED(line, log_info("ready", "id=%d", 3));
+    assert_string_equal(line, "<6>toyd: ready id=3\n");
+    LOGGED(line, log_warn("odd"));
+    assert_string_equal(line, "<4>toyd: odd\n");
+    LOGGED(line, log_debug("hidden"));
+    assert_string_equal(line, "");
+    /* A name from outside cannot forge a line of its own. */
+    LOGGED(line, log_error("load", "model=%s", "a\n<3>toyd: forged\r\t\x1b[2J"));
+    assert_string_equal(line, "<3>toyd: load model=a <3>toyd: forged   [2J\n");
+    memset(wide, 'w', sizeof wide);
+    wide[sizeof wide - 1] = 0;
+    LOGGED(line, log_error(wide, "x=%s", wide));
+    assert_true(strlen(line) < 2100);
+    assert_int_equal(line[strlen(line) - 1], '\n');
+    assert_int_equal(log_level_parse("warn"), LOG_LEVEL_WARN);
+    assert_int_equal(log_level_parse("warning"), -EINVAL);
+}
+
+int main(void)
+{
+    signal(SIGPIPE, SIG_IGN);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_error),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_mem_alloc),
+        cmocka_unit_test(test_buffer),
+        cmocka_unit_test(test_take_and_cleanup),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_fd_passing),
+        cmocka_unit_test(test_digest),
+        cmocka_unit_test_teardown(test_fault_points, disarm),
+        cmocka_unit_test_teardown(test_fault_once_among_threads, disarm),
+        cmocka_unit_test(test_fault_kill),
+        cmocka_unit_test(test_log_lines),
+    };
+    return cmocka_run_group_tests_name("base", tests, NULL, NULL);
+}
