@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ember-loader: one per load. Takes the checkpoint's path over the link, says what it needs, waits to be admitted,
+ * loads, hands weights and manifest over as sealed descriptors and exits. It dies with emberd (the link closes).
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "daemon/link.h"
+#include "ember/v1/internal.pb-c.h"
+#include "engine/load.h"
+
+#define PROGRESS_NS 20000000 /* between two progress messages */
+
+struct loader {
+    int link;
+    uint64_t last_progress;
+};
+
+static int say(const struct loader *loader, Ember__V1__FromLoader *message, const int *fds,
+               size_t n_fds)
+{
+    return link_send(loader->link, &message->base, fds, n_fds);
+}
+
+static int admit(void *ctx, const struct model_info *info, uint64_t bytes, struct error *err)
+{
+    struct loader *loader = ctx;
+    Ember__V1__LoaderPlanned planned = EMBER__V1__LOADER_PLANNED__INIT;
+    Ember__V1__FromLoader from = EMBER__V1__FROM_LOADER__INIT;
+    ProtobufCMessage *answer;
+    size_t n_fds = 0;
+
+    planned.weights_bytes = bytes;
+    planned.architecture = (char *)info->architecture;
+    planned.parameters = info->parameters;
+    planned.vocab_size = info->vocab_size;
+    planned.max_positions = info->max_positions;
+    planned.kv_page_bytes = info->kv_page_bytes;
+    from.kind_case = EMBER__V1__FROM_LOADER__KIND_PLANNED;
+    from.planned = &planned;
+    int r = say(loader, &from, NULL, 0);
+    if (r == 0)
+        r = link_recv(loader->link, &ember__v1__to_loader__descriptor, &answer, NULL, &n_fds);
+    if (r < 0)
+        return error_sys(err, -r, "emberd has gone");
+    bool admitted =
+        ((Ember__V1__ToLoader *)answer)->kind_case == EMBER__V1__TO_LOADER__KIND_ADMITTED;
+    protobuf_c_message_free_unpacked(answer, NULL);
+    return admitted ? 0 : error_set(err, ECANCELED, "not admitted");
+}
+
+static int progress(void *ctx, uint64_t done, uint64_t total)
+{
+    struct loader *loader = ctx;
+    Ember__V1__LoaderProgress message = EMBER__V1__LOADER_PROGRESS__INIT;
+    Ember__V1__FromLoader from = EMBER__V1__FROM_LOADER__INIT;
+
+    if (done < total && clock_ns() - loader->last_progress < PROGRESS_NS)
+        return 0;
+    loader->last_progress = clock_ns();
+    message.bytes_done = done;
+    from.kind_case = EMBER__V1__FROM_LOADER__KIND_PROGRESS;
+    from.progress = &message;
+    return say(loader, &from, NULL, 0);
+}
+
+static int fail(const struct loader *loader, const struct error *err)
+{
+    Ember__V1__ChildFailed failed = EMBER__V1__CHILD_FAILED__INIT;
+    Ember__V1__FromLoader from = EMBER__V1__FROM_LOADER__INIT;
+
+    failed.error = -err->code;
+    failed.text = (char *)error_text(err);
+    from.kind_case = EMBER__V1__FROM_LOADER__KIND_FAILED;
+    from.failed = &failed;
+    say(loader, &from, NULL, 0);
+    return 1;
+}
+
+static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
+{
+    struct load_options options = {
+        .threads = start->threads, .admit = admit, .progress = progress, .ctx = loader};
+    struct loaded loaded = {.weights = -1, .manifest = -1};
+    struct error err = {0};
+    char hex[DIGEST_HEX_SIZE];
+
+    if (load_checkpoint(start->path, &options, &loaded, &err) < 0)
+        return fail(loader, &err);
+    Ember__V1__LoaderDone done = EMBER__V1__LOADER_DONE__INIT;
+    Ember__V1__FromLoader from = EMBER__V1__FROM_LOADER__INIT;
+    done.digest = digest_hex(&loaded.digest, hex);
+    done.ms = loaded.ms;
+    from.kind_case = EMBER__V1__FROM_LOADER__KIND_DONE;
+    from.done = &done;
+    int r = say(loader, &from, (int[]){loaded.weights, loaded.manifest}, 2);
+    loaded_close(&loaded);
+    return r < 0;
+}
+
+int main(int argc, char **argv)
+{
+    struct loader loader = {.link = LINK_FD};
+    ProtobufCMessage *message;
+    size_t n_fds = 0;
+
+    signal(SIGPIPE, SIG_IGN);
+    log_init("ember-loader", LOG_LEVEL_INFO);
+    int r = link_recv(LINK_FD, &ember__v1__to_loader__descriptor, &message, NULL, &n_fds);
+    if (r < 0) {
+        fprintf(stderr, "ember-loader is started by emberd; to load a model: emberctl load DIR\n");
+        return 2;
+    }
+    const Ember__V1__ToLoader *to = (const Ember__V1__ToLoader *)message;
+    int status = to->kind_case == EMBER__V1__TO_LOADER__KIND_START ? load(&loader, to->start) : 2;
+    protobuf_c_message_free_unpacked(message, NULL);
+    return status;
+}
