@@ -7,6 +7,7 @@
 #include "engine/load.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -33,7 +34,7 @@ struct chunk {
 
 struct load {
     const struct checkpoint *checkpoint;
-    int fd;
+    struct resident *resident;
     struct chunk *chunks;
     struct digest *digests;
     size_t n_chunks;
@@ -89,6 +90,18 @@ static int pwrite_all(int fd, const char *data, size_t n, uint64_t offset, struc
     return 0;
 }
 
+/*
+ * A page that is written whole is not zeroed first, so write(2) beats a mapping; but a memfd of explicit huge
+ * pages takes no write(2).
+ */
+static int put(struct load *load, const char *data, const struct chunk *chunk, struct error *err)
+{
+    if (resident_page(load->resident) == (uint64_t)sysconf(_SC_PAGESIZE))
+        return pwrite_all(resident_fd(load->resident), data, chunk->bytes, chunk->to, err);
+    memcpy((char *)resident_data(load->resident) + chunk->to, data, chunk->bytes);
+    return 0;
+}
+
 static int load_chunk(struct load *load, size_t index, char *buffer, struct error *err)
 {
     const struct chunk *chunk = &load->chunks[index];
@@ -107,7 +120,7 @@ static int load_chunk(struct load *load, size_t index, char *buffer, struct erro
         data = (const char *)chunk->source->constant + chunk->first;
     }
     load->digests[index] = digest_of(data, chunk->bytes);
-    return pwrite_all(load->fd, data, chunk->bytes, chunk->to, err);
+    return put(load, data, chunk, err);
 }
 
 static void *worker(void *arg)
@@ -198,10 +211,10 @@ static int run_workers(struct load *load, const struct load_options *options, ui
     return 0;
 }
 
-static int fill(const struct checkpoint *checkpoint, struct weights_layout *layout, int fd,
-                const struct load_options *options, struct error *err)
+static int fill(const struct checkpoint *checkpoint, struct weights_layout *layout,
+                struct resident *resident, const struct load_options *options, struct error *err)
 {
-    struct load load = {.checkpoint = checkpoint, .fd = fd};
+    struct load load = {.checkpoint = checkpoint, .resident = resident};
     uint64_t total = 0;
 
     int r = cut(layout, &load, err);
@@ -232,8 +245,9 @@ static int write_manifest(const struct checkpoint *checkpoint, const struct weig
     if (fd < 0)
         return error_sys(err, errno, "memfd for the manifest");
     r = fd_write_all(fd, bytes.data, bytes.len, "manifest", err);
-    if (r == 0)
-        r = resident_seal_fd(fd, err);
+    if (r == 0 &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+        r = error_sys(err, errno, "sealing the manifest");
     if (r == 0)
         *ret_fd = TAKE_FD(fd);
     return r;
@@ -245,6 +259,7 @@ int load_checkpoint(const char *dir, const struct load_options *options, struct 
     _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
     _cleanup_(model_freep) struct model *model = NULL;
     _cleanup_(weights_layout_freep) struct weights_layout *layout = NULL;
+    _cleanup_(resident_freep) struct resident *resident = NULL;
     struct loaded loaded = {.weights = -1, .manifest = -1};
     uint64_t start = clock_ns();
     size_t config_len;
@@ -259,11 +274,13 @@ int load_checkpoint(const char *dir, const struct load_options *options, struct 
     if (r == 0 && options->admit)
         r = options->admit(options->ctx, model_info(model), layout->bytes, err);
     if (r == 0)
-        r = resident_create_fd("ember-weights", layout->bytes, &loaded.weights, err);
+        r = resident_create("ember-weights", layout->bytes, &resident, err);
     if (r == 0)
-        r = fill(checkpoint, layout, loaded.weights, options, err);
+        r = fill(checkpoint, layout, resident, options, err);
     if (r == 0)
-        r = resident_seal_fd(loaded.weights, err);
+        r = resident_seal(resident, err);
+    if (r == 0 && (loaded.weights = fcntl(resident_fd(resident), F_DUPFD_CLOEXEC, 0)) < 0)
+        r = error_sys(err, errno, "descriptor of the weights");
     if (r == 0)
         r = write_manifest(checkpoint, layout, &loaded.manifest, err);
     if (r < 0) {
