@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/output.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+#include <utf8proc.h>
+
+#include "base/clock.h"
+
+volatile int cli_interrupted;
+
+static void on_signal(int number)
+{
+    if (cli_interrupted)
+        _exit(CLI_INTERRUPTED); /* the second time: at once */
+    cli_interrupted = 1;
+}
+
+void cli_catch_interrupts(void)
+{
+    struct sigaction action = {.sa_handler = on_signal};
+
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+bool cli_json(const struct verb_call *call)
+{
+    return verb_flag(call, "json");
+}
+
+const char *cli_bytes(uint64_t bytes, char buf[24])
+{
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    double value = (double)bytes;
+    size_t unit = 0;
+
+    while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
+        value /= 1024;
+        unit++;
+    }
+    snprintf(buf, 24, unit && value < 100 ? "%.1f %s" : "%.0f %s", value, units[unit]);
+    return buf;
+}
+
+const char *cli_ms(double ms, char buf[24])
+{
+    snprintf(buf, 24, ms >= 10000 ? "%.1f s" : ms >= 100 ? "%.0f ms" : ms >= 1 ? "%.1f ms" : "%.2f ms",
+             ms >= 10000 ? ms / 1000 : ms);
+    return buf;
+}
+
+static void cell(const json_t *value, enum column_kind kind, char *buf, size_t size)
+{
+    char scratch[24];
+
+    if (!value || json_is_null(value))
+        snprintf(buf, size, "-");
+    else if (json_is_string(value))
+        snprintf(buf, size, "%s", *json_string_value(value) ? json_string_value(value) : "-");
+    else if (json_is_boolean(value))
+        snprintf(buf, size, "%s", json_is_true(value) ? "yes" : "no");
+    else if (kind == COLUMN_BYTES)
+        snprintf(buf, size, "%s", cli_bytes((uint64_t)json_number_value(value), scratch));
+    else if (kind == COLUMN_MS)
+        snprintf(buf, size, "%s", cli_ms(json_number_value(value), scratch));
+    else if (kind == COLUMN_SECONDS)
+        snprintf(buf, size, "%.0f s", json_number_value(value));
+    else if (kind == COLUMN_ERROR)
+        snprintf(buf, size, "%.1e", json_number_value(value));
+    else if (json_is_integer(value))
+        snprintf(buf, size, "%lld", (long long)json_integer_value(value));
+    else if (json_is_real(value))
+        snprintf(buf, size, "%.6g", json_real_value(value));
+    else
+        snprintf(buf, size, "...");
+}
+
+static int width(const char *text)
+{
+    int columns = 0;
+    utf8proc_int32_t c;
+
+    for (const char *p = text; *p;) {
+        utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)p, -1, &c);
+        columns += n > 0 ? utf8proc_charwidth(c) : 1;
+        p += n > 0 ? n : 1;
+    }
+    return columns;
+}
+
+static void pad(const char *text, int to, bool right)
+{
+    int n = to - width(text);
+
+    printf("%*s%s", right && n > 0 ? n : 0, "", text);
+    if (!right && n > 0)
+        printf("%*s", n, "");
+}
+
+static int dump(json_t *value)
+{
+    json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(value);
+    return CLI_OK;
+}
+
+int cli_print_list(const struct verb_call *call, json_t *list, const struct column *columns,
+                   const char *empty)
+{
+    int widths[24] = {0};
+    char text[512];
+    size_t i;
+    json_t *item;
+
+    if (cli_json(call))
+        return dump(list);
+    if (!json_array_size(list)) {
+        printf("%s\n", empty);
+        json_decref(list);
+        return CLI_OK;
+    }
+    for (int c = 0; columns[c].key && c < 24; c++) {
+        widths[c] = width(columns[c].title);
+        json_array_foreach (list, i, item) {
+            cell(json_object_get(item, columns[c].key), columns[c].kind, text, sizeof text);
+            widths[c] = widths[c] > width(text) ? widths[c] : width(text);
+        }
+    }
+    for (int c = 0; columns[c].key && c < 24; c++) {
+        pad(columns[c].title, columns[c + 1].key || columns[c].kind ? widths[c] : 0,
+            columns[c].kind != COLUMN_TEXT);
+        fputs(columns[c + 1].key ? "  " : "\n", stdout);
+    }
+    json_array_foreach (list, i, item)
+        for (int c = 0; columns[c].key && c < 24; c++) {
+            cell(json_object_get(item, columns[c].key), columns[c].kind, text, sizeof text);
+            pad(text, columns[c + 1].key || columns[c].kind ? widths[c] : 0,
+                columns[c].kind != COLUMN_TEXT);
+            fputs(columns[c + 1].key ? "  " : "\n", stdout);
+        }
+    json_decref(list);
+    return CLI_OK;
+}
+
+int cli_print_object(const struct verb_call *call, json_t *object, const struct column *columns)
+{
+    char text[512];
+    int widest = 0;
+
+    if (cli_json(call))
+        return dump(object);
+    for (int c = 0; columns[c].key; c++)
+        widest = widest > width(columns[c].title) ? widest : width(columns[c].title);
+    for (int c = 0; columns[c].key; c++) {
+        cell(json_object_get(object, columns[c].key), columns[c].kind, text, sizeof text);
+        pad(columns[c].title, widest, false);
+        printf("  %s\n", text);
+    }
+    json_decref(object);
+    return CLI_OK;
+}
+
+static int exit_of(int code)
+{
+    switch (-code) {
+    case ECONNREFUSED:
+        return CLI_NO_DAEMON;
+    case ENOENT:
+        return CLI_NOT_FOUND;
+    case ENOMEM:
+    case ENOSPC:
+        return CLI_NO_ROOM;
+    case ECANCELED:
+        return cli_interrupted ? CLI_INTERRUPTED : CLI_FAILED;
+    default:
+        return CLI_FAILED;
+    }
+}
+
+int cli_fail(const struct verb_call *call, const struct error *err)
+{
+    if (cli_json(call)) {
+        json_t *json = json_pack("{s:{s:i,s:s}}", "error", "errno", -err->code, "text", error_text(err));
+        json_dumpf(json, stderr, JSON_INDENT(2));
+        fputc('\n', stderr);
+        json_decref(json);
+    } else {
+        fprintf(stderr, "emberctl: %s\n", error_text(err));
+    }
+    return exit_of(err->code);
+}
+
+void progress_begin(struct progress *p, const struct verb_call *call, const char *label)
+{
+    *p = (struct progress){.on = isatty(STDERR_FILENO) && !cli_json(call),
+                           .label = label,
+                           .started_ns = clock_ns()};
+}
+
+void progress_update(struct progress *p, const char *phase, uint64_t done, uint64_t total)
+{
+    enum { CELLS = 30 };
+    char bar[CELLS + 1], a[24], b[24], rate[24];
+    uint64_t now = clock_ns();
+
+    if (!p->on || (p->drawn && done < total && now - p->drawn_ns < 50000000))
+        return;
+    p->drawn = true;
+    p->drawn_ns = now;
+    if (!total) {
+        fprintf(stderr, "\r\033[K%s: %s", p->label, phase);
+        return;
+    }
+    int full = (int)((double)done / (double)total * CELLS);
+    for (int i = 0; i < CELLS; i++)
+        bar[i] = i < full ? '#' : '.';
+    bar[CELLS] = 0;
+    double seconds = (double)(now - p->started_ns) / 1e9;
+    fprintf(stderr, "\r\033[K%s: %s [%s] %3.0f%%  %s of %s  %s/s", p->label, phase, bar,
+            100.0 * (double)done / (double)total, cli_bytes(done, a), cli_bytes(total, b),
+            cli_bytes(seconds > 0 ? (uint64_t)((double)done / seconds) : 0, rate));
+}
+
+void progress_end(struct progress *p)
+{
+    if (p->on && p->drawn)
+        fprintf(stderr, "\r\033[K");
+    p->on = false;
+}

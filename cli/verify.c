@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* emberctl verify: prints what verify_run.h finds. */
+#include "cli/commands.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/output.h"
+#include "cli/verify_run.h"
+
+static json_t *number(double value)
+{
+    return isfinite(value) ? json_real(value) : json_string(isnan(value) ? "nan" : "inf");
+}
+
+static json_t *to_json(const char *dir, const struct verify_result *result)
+{
+    char greedy[48];
+    json_t *json = json_pack("{s:s, s:s, s:s, s:o, s:i, s:i}", "folder", dir, "form", result->kind,
+                             "result", result->passed ? "pass" : "FAIL", "error",
+                             number(result->logits_error), "greedy_expected", (int)result->greedy,
+                             "greedy_equal", (int)result->greedy_equal);
+
+    snprintf(greedy, sizeof greedy, "%u/%u", result->greedy_equal, result->greedy);
+    json_object_set_new(json, "greedy", json_string(greedy));
+    if (result->cases) {
+        json_object_set_new(json, "cases", json_integer(result->cases));
+        json_object_set_new(json, "cases_passed", json_integer(result->cases_passed));
+    } else {
+        json_object_set_new(json, "cosine", number(result->cosine));
+    }
+    if (result->n_hidden) {
+        json_t *layers = json_array();
+        double worst = 0;
+        for (uint32_t i = 0; i < result->n_hidden; i++) {
+            json_array_append_new(layers, number(result->hidden_error[i]));
+            worst = fmax(worst, result->hidden_error[i]);
+        }
+        json_object_set_new(json, "hidden_errors", layers);
+        json_object_set_new(json, "worst_hidden", number(worst));
+        if (result->first_bad_hidden >= 0)
+            json_object_set_new(json, "first_bad_hidden", json_integer(result->first_bad_hidden));
+    }
+    if (result->greedy_equal < result->greedy)
+        json_object_set_new(json, "greedy_difference",
+                            json_pack("{s:i, s:i}", "expected", (int)result->greedy_want, "got",
+                                      (int)result->greedy_got));
+    json_object_set_new(json, "detail", json_string(result->detail));
+    return json;
+}
+
+static const char *base_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+static void print_one(const char *dir, const struct verify_result *r)
+{
+    char hidden[32] = "";
+
+    if (r->n_hidden) {
+        double worst = 0;
+        for (uint32_t i = 0; i < r->n_hidden; i++)
+            worst = fmax(worst, r->hidden_error[i]);
+        snprintf(hidden, sizeof hidden, "  layers %.1e", worst);
+    }
+    printf("%-4s  %-34s  error %.1e", r->passed ? "pass" : "FAIL", base_name(dir), r->logits_error);
+    if (r->cases)
+        printf("  cases %u/%u", r->cases_passed, r->cases);
+    else
+        printf("  cosine %.7f", r->cosine);
+    printf("  greedy %u/%u%s\n", r->greedy_equal, r->greedy, hidden);
+    if (!r->passed)
+        printf("      %s\n", r->detail);
+    if (!r->passed && r->n_hidden) {
+        printf("      hidden:");
+        for (uint32_t i = 0; i < r->n_hidden; i++)
+            printf(" %u:%.0e%s", i, r->hidden_error[i], (int)i == r->first_bad_hidden ? "!" : "");
+        putchar('\n');
+    }
+}
+
+int run_verify(const struct verb_call *call)
+{
+    struct verify_options options = {.backend = verb_string(call, "backend"),
+                                     .isa = verb_string(call, "isa"),
+                                     .threads = (uint32_t)verb_int(call, "threads"),
+                                     .compile = verb_flag(call, "compile"),
+                                     .tolerance = strtod(verb_string(call, "tolerance"), NULL)};
+    json_t *list = cli_json(call) ? json_array() : NULL;
+    int failed = 0;
+
+    for (int i = 0; i < call->argc; i++) {
+        struct verify_result *result = x_alloc(sizeof *result);
+        struct error err = {0};
+        if (verify_folder(call->argv[i], &options, result, &err) < 0) {
+            strcpy(result->kind, "-");
+            result->passed = false;
+            result->logits_error = NAN;
+            snprintf(result->detail, sizeof result->detail, "%s", error_text(&err));
+        }
+        failed += !result->passed;
+        if (list)
+            json_array_append_new(list, to_json(call->argv[i], result));
+        else
+            print_one(call->argv[i], result);
+        free(result);
+    }
+    if (list) {
+        json_dumpf(list, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        putchar('\n');
+        json_decref(list);
+    } else if (call->argc > 1) {
+        printf("%d of %d passed\n", call->argc - failed, call->argc);
+    }
+    return failed ? CLI_FAILED : CLI_OK;
+}
