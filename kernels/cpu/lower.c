@@ -1,0 +1,517 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Lowering: one op to one launch. Which kernel, which argument words, how many blocks.
+ *
+ * The number of blocks follows the work that the op was planned for: about BLOCK_WORK multiply-adds
+ * (or bytes) a block, so that a small op is one block and needs no thread to be woken, and a big
+ * one has enough for uneven threads.
+ */
+#include "kernels/cpu/kernel.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cpu/ops/args.h"
+
+#define BLOCK_WORK (64u << 10)
+#define MAX_BLOCKS 64
+
+struct lowering {
+    const struct ember_op *op;
+    struct ember_launch launch;
+    struct ember_launch_arg args[KERNEL_MAX_ARGS];
+    struct ember_backend_error *error;
+};
+
+static int unsupported(struct lowering *l, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+static int unsupported(struct lowering *l, const char *format, ...)
+{
+    va_list ap;
+    va_start(ap, format);
+    vsnprintf(l->error->text, sizeof(l->error->text), format, ap);
+    va_end(ap);
+    return -ENOTSUP;
+}
+
+/* ---- argument words ---- */
+
+static void set_int(struct lowering *l, uint32_t slot, uint64_t value)
+{
+    l->args[slot] = (struct ember_launch_arg){.value = value, .arena = -1};
+    if (l->launch.n_args <= slot)
+        l->launch.n_args = slot + 1;
+}
+
+static void set_float(struct lowering *l, uint32_t slot, double value)
+{
+    float narrow = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &narrow, sizeof(bits));
+    set_int(l, slot, bits);
+}
+
+static void set_double(struct lowering *l, uint32_t slot, double value)
+{
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(bits));
+    set_int(l, slot, bits);
+}
+
+/* The address of an operand, 0 when it is absent. */
+static void set_tensor(struct lowering *l, uint32_t slot, uint32_t operand)
+{
+    const struct ember_tensor *t = &l->op->t[operand];
+    set_int(l, slot, 0);
+    if (t->rank)
+        l->args[slot] = (struct ember_launch_arg){.value = t->offset, .arena = t->arena};
+}
+
+static void set_rows(struct lowering *l, uint32_t slot, uint32_t operand)
+{
+    set_tensor(l, slot, operand);
+    set_int(l, slot + 1, l->op->t[operand].row_stride);
+}
+
+static void set_weight(struct lowering *l, uint32_t slot, uint32_t operand)
+{
+    set_tensor(l, slot, operand);
+    set_int(l, slot + 1, l->op->t[operand].dtype);
+}
+
+/* The words that every kernel begins with; max_rows is what the op was planned for. */
+static void begin(struct lowering *l, const char *kernel, uint64_t max_rows)
+{
+    snprintf(l->launch.kernel, sizeof(l->launch.kernel), "%s", kernel);
+    uint64_t at = l->op->rows == EMBER_ROWS_LOGITS ? offsetof(struct ember_step_header, n_rows)
+                                                   : offsetof(struct ember_step_header, n_tokens);
+    set_int(l, ARG_ROWS, 0);
+    l->args[ARG_ROWS] = (struct ember_launch_arg){.value = at, .arena = EMBER_ARENA_IO};
+    set_int(l, ARG_MAX_ROWS, max_rows);
+}
+
+/* The kernel of a family for a weight's dtype. */
+static int begin_dtype(struct lowering *l, const char *family, uint32_t operand, uint64_t max_rows)
+{
+    char name[32];
+    switch (l->op->t[operand].dtype) {
+    case EMBER_F32:
+        snprintf(name, sizeof(name), "%s.f32", family);
+        break;
+    case EMBER_F16:
+        snprintf(name, sizeof(name), "%s.f16", family);
+        break;
+    case EMBER_BF16:
+        snprintf(name, sizeof(name), "%s.bf16", family);
+        break;
+    default:
+        return unsupported(l, "%s: no kernel for weights of dtype number %u", family,
+                           l->op->t[operand].dtype);
+    }
+    begin(l, name, max_rows);
+    return 0;
+}
+
+/* `units` is what the kernel splits, `work` what all of it costs. */
+static void blocks(struct lowering *l, uint64_t units, double work)
+{
+    double n = work / BLOCK_WORK;
+    if (n > MAX_BLOCKS)
+        n = MAX_BLOCKS;
+    if (n > (double)units)
+        n = (double)units;
+    l->launch.grid[0] = n < 2 ? 1 : (uint32_t)n;
+    l->launch.grid[1] = l->launch.grid[2] = 1;
+}
+
+/* An operand that kernels read with one dtype only. */
+static int need_dtype(struct lowering *l, uint32_t operand, enum ember_dtype dtype,
+                      const char *what)
+{
+    if (l->op->t[operand].dtype == dtype)
+        return 0;
+    return unsupported(l, "%s has dtype number %u, these kernels take %u", what,
+                       l->op->t[operand].dtype, dtype);
+}
+
+/* A small weight (norm, bias, sinks) that may be any of the float dtypes, or absent. */
+static int need_float(struct lowering *l, uint32_t operand, const char *what)
+{
+    const struct ember_tensor *t = &l->op->t[operand];
+    if (!t->rank || t->dtype == EMBER_F32 || t->dtype == EMBER_F16 || t->dtype == EMBER_BF16)
+        return 0;
+    return unsupported(l, "%s has dtype number %u, not a float", what, t->dtype);
+}
+
+/* ---- one function an op ---- */
+
+static int lower_embed(struct lowering *l)
+{
+    const struct ember_tensor *table = &l->op->t[EMBED_TABLE], *out = &l->op->t[EMBED_OUT];
+    int r = begin_dtype(l, "embed", EMBED_TABLE, out->dim[0]);
+    if (r)
+        return r;
+    set_tensor(l, EMB_TOKENS, EMBED_TOKENS);
+    set_rows(l, EMB_TABLE, EMBED_TABLE);
+    set_rows(l, EMB_OUT, EMBED_OUT);
+    set_int(l, EMB_D, out->dim[1]);
+    set_float(l, EMB_SCALE, l->op->f[EMBED_F_SCALE]);
+    set_int(l, EMB_V, table->dim[0]);
+    blocks(l, out->dim[0], (double)out->dim[0] * out->dim[1]);
+    return 0;
+}
+
+static int lower_norm(struct lowering *l)
+{
+    const struct ember_tensor *x = &l->op->t[NORM_X];
+    int r = need_float(l, NORM_W, "norm weight");
+    if (!r)
+        r = need_float(l, NORM_B, "norm bias");
+    if (r)
+        return r;
+    begin(l, "norm", x->dim[0]);
+    set_rows(l, NRM_X, NORM_X);
+    set_weight(l, NRM_W, NORM_W);
+    set_weight(l, NRM_B, NORM_B);
+    set_rows(l, NRM_OUT, NORM_OUT);
+    set_rows(l, NRM_DELTA, NORM_DELTA);
+    set_int(l, NRM_D, x->dim[1]);
+    set_int(l, NRM_KIND, (uint64_t)l->op->i[NORM_I_KIND]);
+    set_int(l, NRM_GROUP, (uint64_t)l->op->i[NORM_I_GROUP]);
+    set_float(l, NRM_EPS, l->op->f[NORM_F_EPS]);
+    set_float(l, NRM_W_BIAS, l->op->f[NORM_F_W_BIAS]);
+    set_float(l, NRM_DELTA_SCALE, l->op->f[NORM_F_DELTA_SCALE]);
+    blocks(l, x->dim[0], (double)x->dim[0] * x->dim[1]);
+    return 0;
+}
+
+static int lower_add(struct lowering *l)
+{
+    const struct ember_tensor *x = &l->op->t[ADD_X];
+    begin(l, "add", x->dim[0]);
+    set_rows(l, ADDA_X, ADD_X);
+    set_rows(l, ADDA_DELTA, ADD_DELTA);
+    set_int(l, ADDA_D, x->dim[1]);
+    set_float(l, ADDA_SCALE, l->op->f[ADD_F_SCALE]);
+    blocks(l, x->dim[0], (double)x->dim[0] * x->dim[1]);
+    return 0;
+}
+
+static int lower_linear(struct lowering *l)
+{
+    const struct ember_tensor *w = &l->op->t[LINEAR_W], *out = &l->op->t[LINEAR_OUT];
+    int r = begin_dtype(l, "linear", LINEAR_W, out->dim[0]);
+    if (!r)
+        r = need_float(l, LINEAR_B, "linear bias");
+    if (r)
+        return r;
+    set_rows(l, LIN_X, LINEAR_X);
+    set_rows(l, LIN_W, LINEAR_W);
+    set_weight(l, LIN_B, LINEAR_B);
+    set_rows(l, LIN_OUT, LINEAR_OUT);
+    set_int(l, LIN_N, w->dim[0]);
+    set_int(l, LIN_K, w->dim[1]);
+    set_float(l, LIN_SCALE, l->op->f[LINEAR_F_SCALE]);
+    set_float(l, LIN_SOFTCAP, l->op->f[LINEAR_F_SOFTCAP]);
+    blocks(l, (w->dim[0] + 7) / 8, (double)out->dim[0] * w->dim[0] * w->dim[1]);
+    return 0;
+}
+
+static int lower_rope_table(struct lowering *l)
+{
+    const struct ember_tensor *out = &l->op->t[ROPE_OUT], *inv_freq = &l->op->t[ROPE_INV_FREQ];
+    int r = need_dtype(l, ROPE_INV_FREQ, EMBER_F32, "inv_freq");
+    if (r)
+        return r;
+    begin(l, "rope_table", out->dim[0]);
+    set_tensor(l, RPT_POSITIONS, ROPE_POSITIONS);
+    set_tensor(l, RPT_LEN, ROPE_LEN);
+    set_tensor(l, RPT_INV_FREQ, ROPE_INV_FREQ);
+    set_rows(l, RPT_OUT, ROPE_OUT);
+    set_int(l, RPT_HALF, inv_freq->dim[0]);
+    set_int(l, RPT_KIND, (uint64_t)l->op->i[ROPE_I_KIND]);
+    set_double(l, RPT_ATTENTION_FACTOR_F64, l->op->f[ROPE_F_ATTENTION_FACTOR]);
+    set_double(l, RPT_THETA_F64, l->op->f[ROPE_F_THETA]);
+    set_double(l, RPT_FACTOR_F64, l->op->f[ROPE_F_FACTOR]);
+    set_double(l, RPT_MAX_POSITION_F64, l->op->f[ROPE_F_MAX_POSITION]);
+    blocks(l, out->dim[0], 64.0 * out->dim[0] * inv_freq->dim[0]);
+    return 0;
+}
+
+static int lower_split_norm_rope(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    const struct ember_tensor *qkv = &op->t[SNR_QKV];
+    int r = need_float(l, SNR_Q_NORM, "q norm");
+    if (!r)
+        r = need_float(l, SNR_K_NORM, "k norm");
+    if (!r)
+        r = need_dtype(l, SNR_K, EMBER_F32, "K cache");
+    if (!r)
+        r = need_dtype(l, SNR_V, EMBER_F32, "V cache");
+    if (r)
+        return r;
+    begin(l, "split_norm_rope", qkv->dim[0]);
+    set_rows(l, SPL_QKV, SNR_QKV);
+    set_weight(l, SPL_Q_NORM, SNR_Q_NORM);
+    set_weight(l, SPL_K_NORM, SNR_K_NORM);
+    set_rows(l, SPL_ROPE, SNR_ROPE);
+    set_rows(l, SPL_Q, SNR_Q);
+    set_tensor(l, SPL_K, SNR_K);
+    set_tensor(l, SPL_V, SNR_V);
+    set_int(l, SPL_K_PAGE_STRIDE, op->t[SNR_K].row_stride);
+    set_int(l, SPL_V_PAGE_STRIDE, op->t[SNR_V].row_stride);
+    set_tensor(l, SPL_KV_SLOT, SNR_KV_SLOT);
+    static const uint8_t slot[] = {SPL_Q_HEADS, SPL_KV_HEADS,   SPL_DK,
+                                   SPL_DV,      SPL_ROTARY,     SPL_INTERLEAVED,
+                                   SPL_NORM,    SPL_NORM_AFTER, SPL_PAGE_SIZE};
+    static const uint8_t attribute[] = {SNR_I_Q_HEADS, SNR_I_KV_HEADS,   SNR_I_DK,
+                                        SNR_I_DV,      SNR_I_ROTARY,     SNR_I_INTERLEAVED,
+                                        SNR_I_NORM,    SNR_I_NORM_AFTER, SNR_I_PAGE_SIZE};
+    for (size_t i = 0; i < sizeof(slot); i++)
+        set_int(l, slot[i], (uint64_t)op->i[attribute[i]]);
+    set_float(l, SPL_EPS, op->f[SNR_F_EPS]);
+    set_float(l, SPL_W_BIAS, op->f[SNR_F_W_BIAS]);
+    set_float(l, SPL_V_SCALE, op->f[SNR_F_V_SCALE]);
+    blocks(l, qkv->dim[0], 2.0 * qkv->dim[0] * qkv->dim[1]);
+    return 0;
+}
+
+static int lower_attention(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    const struct ember_tensor *q = &op->t[ATTN_Q], *pages = &op->t[ATTN_PAGES];
+    int r = need_float(l, ATTN_SINKS, "sinks");
+    if (!r)
+        r = need_dtype(l, ATTN_K, EMBER_F32, "K cache");
+    if (!r)
+        r = need_dtype(l, ATTN_V, EMBER_F32, "V cache");
+    if (r)
+        return r;
+    begin(l, "attention", q->dim[0]);
+    set_rows(l, ATT_Q, ATTN_Q);
+    set_tensor(l, ATT_K, ATTN_K);
+    set_tensor(l, ATT_V, ATTN_V);
+    set_int(l, ATT_K_PAGE_STRIDE, op->t[ATTN_K].row_stride);
+    set_int(l, ATT_V_PAGE_STRIDE, op->t[ATTN_V].row_stride);
+    set_rows(l, ATT_PAGES, ATTN_PAGES);
+    set_tensor(l, ATT_SEQ_OF, ATTN_SEQ_OF);
+    set_tensor(l, ATT_POSITIONS, ATTN_POSITIONS);
+    set_weight(l, ATT_SINKS, ATTN_SINKS);
+    set_rows(l, ATT_OUT, ATTN_OUT);
+    static const uint8_t slot[] = {ATT_Q_HEADS, ATT_KV_HEADS,  ATT_DK,
+                                   ATT_DV,      ATT_PAGE_SIZE, ATT_WINDOW};
+    static const uint8_t attribute[] = {ATTN_I_Q_HEADS, ATTN_I_KV_HEADS,  ATTN_I_DK,
+                                        ATTN_I_DV,      ATTN_I_PAGE_SIZE, ATTN_I_WINDOW};
+    for (size_t i = 0; i < sizeof(slot); i++)
+        set_int(l, slot[i], (uint64_t)op->i[attribute[i]]);
+    set_float(l, ATT_SCALE, op->f[ATTN_F_SCALE]);
+    set_float(l, ATT_SOFTCAP, op->f[ATTN_F_SOFTCAP]);
+    /* The context is not known here: half of what the page table could hold, up to 1024 keys. */
+    double keys = 0.5 * pages->dim[1] * (double)op->i[ATTN_I_PAGE_SIZE];
+    uint64_t heads = (uint64_t)op->i[ATTN_I_KV_HEADS];
+    blocks(l, (q->dim[0] + 7) / 8 * heads,
+           2.0 * q->dim[0] * q->dim[1] * (keys < 1024 ? keys : 1024));
+    return 0;
+}
+
+static int lower_glu(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    const struct ember_tensor *out = &op->t[GLU_OUT];
+    begin(l, "glu", out->dim[0]);
+    set_rows(l, GLUA_X, GLU_X);
+    set_rows(l, GLUA_OUT, GLU_OUT);
+    set_int(l, GLUA_I, out->dim[1]);
+    set_int(l, GLUA_ACT, (uint64_t)op->i[GLU_I_ACT]);
+    set_int(l, GLUA_LAYOUT, (uint64_t)op->i[GLU_I_LAYOUT]);
+    set_int(l, GLUA_REPEAT, (uint64_t)op->i[GLU_I_REPEAT]);
+    set_float(l, GLUA_LIMIT, op->f[GLU_F_LIMIT]);
+    set_float(l, GLUA_ALPHA, op->f[GLU_F_ALPHA]);
+    blocks(l, out->dim[0] * ((out->dim[1] + 511) / 512), 8.0 * out->dim[0] * out->dim[1]);
+    return 0;
+}
+
+static int lower_act(struct lowering *l)
+{
+    const struct ember_tensor *out = &l->op->t[ACT_OUT];
+    begin(l, "act", out->dim[0]);
+    set_rows(l, ACTA_X, ACT_X);
+    set_rows(l, ACTA_OUT, ACT_OUT);
+    set_int(l, ACTA_D, out->dim[1]);
+    set_int(l, ACTA_ACT, (uint64_t)l->op->i[ACT_I_ACT]);
+    blocks(l, out->dim[0] * ((out->dim[1] + 511) / 512), 8.0 * out->dim[0] * out->dim[1]);
+    return 0;
+}
+
+static int lower_moe_route(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    const struct ember_tensor *logits = &op->t[ROUTE_LOGITS];
+    int64_t groups = op->i[ROUTE_I_GROUPS], topk = op->i[ROUTE_I_TOPK];
+    int64_t experts = logits->dim[1];
+    if (experts > ROUTE_MAX_EXPERTS || groups > ROUTE_MAX_GROUPS)
+        return unsupported(l, "moe_route: %lld experts in %lld groups, these kernels take %d in %d",
+                           (long long)experts, (long long)groups, ROUTE_MAX_EXPERTS,
+                           ROUTE_MAX_GROUPS);
+    if (groups > 1 &&
+        (experts % groups || op->i[ROUTE_I_TOP_GROUPS] < 1 || op->i[ROUTE_I_TOP_GROUPS] > groups))
+        return unsupported(l,
+                           "moe_route: %lld experts do not make %lld equal groups, or none is kept",
+                           (long long)experts, (long long)groups);
+    int64_t eligible = groups > 1 ? experts / groups * op->i[ROUTE_I_TOP_GROUPS] : experts;
+    if (topk < 1 || topk > eligible)
+        return unsupported(l, "moe_route: top %lld of %lld eligible experts", (long long)topk,
+                           (long long)eligible);
+    int r = need_float(l, ROUTE_BIAS, "router bias");
+    if (r)
+        return r;
+    begin(l, "moe_route", logits->dim[0]);
+    set_rows(l, RTE_LOGITS, ROUTE_LOGITS);
+    set_weight(l, RTE_BIAS, ROUTE_BIAS);
+    set_rows(l, RTE_IDS, ROUTE_IDS);
+    set_rows(l, RTE_WEIGHTS, ROUTE_WEIGHTS);
+    set_int(l, RTE_E, logits->dim[1]);
+    set_int(l, RTE_KIND, (uint64_t)op->i[ROUTE_I_KIND]);
+    set_int(l, RTE_TOPK, (uint64_t)topk);
+    set_int(l, RTE_NORMALIZE, (uint64_t)op->i[ROUTE_I_NORMALIZE]);
+    set_int(l, RTE_GROUPS, (uint64_t)groups);
+    set_int(l, RTE_TOP_GROUPS, (uint64_t)op->i[ROUTE_I_TOP_GROUPS]);
+    set_float(l, RTE_SCALE, op->f[ROUTE_F_SCALE]);
+    blocks(l, logits->dim[0], 4.0 * logits->dim[0] * logits->dim[1] * (double)topk);
+    return 0;
+}
+
+static int lower_moe_linear(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    const struct ember_tensor *w = &op->t[MOE_W], *b = &op->t[MOE_B], *ids = &op->t[MOE_IDS];
+    if (w->dim[0] > ROUTE_MAX_EXPERTS)
+        return unsupported(l, "moe_linear: %u experts, these kernels take %d", w->dim[0],
+                           ROUTE_MAX_EXPERTS);
+    int r = begin_dtype(l, "moe_linear", MOE_W, ids->dim[0]);
+    if (!r)
+        r = need_float(l, MOE_B, "expert bias");
+    if (r)
+        return r;
+    uint64_t element = w->dtype == EMBER_F32 ? 4 : 2;
+    set_rows(l, MOEA_X, MOE_X);
+    set_tensor(l, MOEA_W, MOE_W);
+    set_int(l, MOEA_W_STRIDE, w->dim[2] * element);
+    set_int(l, MOEA_W_EXPERT_STRIDE, w->row_stride);
+    set_rows(l, MOEA_B, MOE_B);
+    set_int(l, MOEA_B_DTYPE, b->dtype);
+    set_rows(l, MOEA_IDS, MOE_IDS);
+    set_rows(l, MOEA_OUT, MOE_OUT);
+    set_int(l, MOEA_E, w->dim[0]);
+    set_int(l, MOEA_N, w->dim[1]);
+    set_int(l, MOEA_K, w->dim[2]);
+    set_int(l, MOEA_TOPK, (uint64_t)op->i[MOE_I_TOPK]);
+    set_int(l, MOEA_PER_SLOT, (uint64_t)op->i[MOE_I_PER_SLOT]);
+    blocks(l, (w->dim[1] + 7) / 8,
+           (double)ids->dim[0] * (double)op->i[MOE_I_TOPK] * w->dim[1] * w->dim[2]);
+    return 0;
+}
+
+static int lower_moe_combine(struct lowering *l)
+{
+    const struct ember_tensor *out = &l->op->t[COMBINE_OUT];
+    int64_t topk = l->op->i[COMBINE_I_TOPK];
+    begin(l, "moe_combine", out->dim[0]);
+    set_rows(l, CMB_Y, COMBINE_Y);
+    set_rows(l, CMB_WEIGHTS, COMBINE_WEIGHTS);
+    set_rows(l, CMB_SHARED, COMBINE_SHARED);
+    set_rows(l, CMB_GATE, COMBINE_GATE);
+    set_rows(l, CMB_OUT, COMBINE_OUT);
+    set_int(l, CMB_D, out->dim[1]);
+    set_int(l, CMB_TOPK, (uint64_t)topk);
+    blocks(l, out->dim[0] * ((out->dim[1] + 255) / 256),
+           (double)out->dim[0] * out->dim[1] * (double)topk);
+    return 0;
+}
+
+static int lower_rows(struct lowering *l, uint32_t x, uint32_t out, bool indexed)
+{
+    const struct ember_tensor *from = &l->op->t[x], *to = &l->op->t[out];
+    if (from->dtype != to->dtype)
+        return unsupported(l, "copy between dtypes %u and %u", from->dtype, to->dtype);
+    uint64_t bytes = from->rank > 1 ? from->dim[1] : 1;
+    bytes *= from->dtype == EMBER_F32 || from->dtype == EMBER_I32    ? 4
+             : from->dtype == EMBER_F16 || from->dtype == EMBER_BF16 ? 2
+                                                                     : 1;
+    begin(l, "copy", to->dim[0]);
+    set_rows(l, CPY_X, x);
+    set_int(l, CPY_INDEX, 0);
+    if (indexed)
+        set_tensor(l, CPY_INDEX, GATHER_INDEX);
+    set_rows(l, CPY_OUT, out);
+    if (from->rank == 1) { /* a vector of one element a row */
+        set_int(l, CPY_X_STRIDE, bytes);
+        set_int(l, CPY_OUT_STRIDE, bytes);
+    }
+    set_int(l, CPY_BYTES, bytes);
+    set_int(l, CPY_X_ROWS, from->dim[0]);
+    blocks(l, to->dim[0], (double)to->dim[0] * (double)bytes / 2);
+    return 0;
+}
+
+static int lower_argmax(struct lowering *l)
+{
+    const struct ember_tensor *x = &l->op->t[ARGMAX_X];
+    begin(l, "argmax", x->dim[0]);
+    set_rows(l, AMX_X, ARGMAX_X);
+    set_tensor(l, AMX_OUT, ARGMAX_OUT);
+    set_int(l, AMX_V, x->dim[1]);
+    blocks(l, x->dim[0], (double)x->dim[0] * x->dim[1]);
+    return 0;
+}
+
+static int lower_op(struct lowering *l)
+{
+    switch (l->op->kind) {
+    case EMBER_OP_EMBED:
+        return lower_embed(l);
+    case EMBER_OP_NORM:
+        return lower_norm(l);
+    case EMBER_OP_ADD:
+        return lower_add(l);
+    case EMBER_OP_LINEAR:
+        return lower_linear(l);
+    case EMBER_OP_ROPE_TABLE:
+        return lower_rope_table(l);
+    case EMBER_OP_SPLIT_NORM_ROPE:
+        return lower_split_norm_rope(l);
+    case EMBER_OP_ATTENTION:
+        return lower_attention(l);
+    case EMBER_OP_GLU:
+        return lower_glu(l);
+    case EMBER_OP_ACT:
+        return lower_act(l);
+    case EMBER_OP_MOE_ROUTE:
+        return lower_moe_route(l);
+    case EMBER_OP_MOE_LINEAR:
+        return lower_moe_linear(l);
+    case EMBER_OP_MOE_COMBINE:
+        return lower_moe_combine(l);
+    case EMBER_OP_GATHER:
+        return lower_rows(l, GATHER_X, GATHER_OUT, true);
+    case EMBER_OP_COPY:
+        return lower_rows(l, COPY_X, COPY_OUT, false);
+    case EMBER_OP_ARGMAX:
+        return lower_argmax(l);
+    }
+    return unsupported(l, "op kind %u is not known", l->op->kind);
+}
+
+int cpu_lower(const struct ember_op *op, ember_emit_fn emit, void *sink,
+              struct ember_backend_error *error)
+{
+    struct lowering l = {.op = op, .error = error};
+    int r = lower_op(&l);
+    if (r)
+        return r;
+    l.launch.args = l.args;
+    return emit(sink, &l.launch);
+}

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The argument words of each kernel, shared by the bodies and by lower.c. Words 0 and 1 of every
+ * kernel are the address of the row count in the step header and the rows that the op was planned
+ * for. A float is its bits in the low half, *_F64 a double's bits. A stride is the bytes from one
+ * row to the next; an absent operand is address 0.
+ */
+#ifndef EMBER_KERNELS_CPU_ARGS_H
+#define EMBER_KERNELS_CPU_ARGS_H
+
+enum { ARG_ROWS, ARG_MAX_ROWS, ARG_FIRST };
+
+/* embed.DTYPE */
+enum {
+    EMB_TOKENS = ARG_FIRST,
+    EMB_TABLE,
+    EMB_TABLE_STRIDE,
+    EMB_OUT,
+    EMB_OUT_STRIDE,
+    EMB_D,
+    EMB_SCALE,
+    EMB_V
+};
+
+/* norm */
+enum {
+    NRM_X = ARG_FIRST,
+    NRM_X_STRIDE,
+    NRM_W,
+    NRM_W_DTYPE,
+    NRM_B,
+    NRM_B_DTYPE,
+    NRM_OUT,
+    NRM_OUT_STRIDE,
+    NRM_DELTA,
+    NRM_DELTA_STRIDE,
+    NRM_D,
+    NRM_KIND,
+    NRM_GROUP,
+    NRM_EPS,
+    NRM_W_BIAS,
+    NRM_DELTA_SCALE
+};
+
+/* add */
+enum { ADDA_X = ARG_FIRST, ADDA_X_STRIDE, ADDA_DELTA, ADDA_DELTA_STRIDE, ADDA_D, ADDA_SCALE };
+
+/* linear.DTYPE */
+enum {
+    LIN_X = ARG_FIRST,
+    LIN_X_STRIDE,
+    LIN_W,
+    LIN_W_STRIDE,
+    LIN_B,
+    LIN_B_DTYPE,
+    LIN_OUT,
+    LIN_OUT_STRIDE,
+    LIN_N,
+    LIN_K,
+    LIN_SCALE,
+    LIN_SOFTCAP
+};
+
+/* rope_table */
+enum {
+    RPT_POSITIONS = ARG_FIRST,
+    RPT_LEN,
+    RPT_INV_FREQ,
+    RPT_OUT,
+    RPT_OUT_STRIDE,
+    RPT_HALF,
+    RPT_KIND,
+    RPT_ATTENTION_FACTOR_F64,
+    RPT_THETA_F64,
+    RPT_FACTOR_F64,
+    RPT_MAX_POSITION_F64
+};
+
+/* split_norm_rope */
+enum {
+    SPL_QKV = ARG_FIRST,
+    SPL_QKV_STRIDE,
+    SPL_Q_NORM,
+    SPL_Q_NORM_DTYPE,
+    SPL_K_NORM,
+    SPL_K_NORM_DTYPE,
+    SPL_ROPE,
+    SPL_ROPE_STRIDE,
+    SPL_Q,
+    SPL_Q_STRIDE,
+    SPL_K,
+    SPL_V,
+    SPL_K_PAGE_STRIDE,
+    SPL_V_PAGE_STRIDE,
+    SPL_KV_SLOT,
+    SPL_Q_HEADS,
+    SPL_KV_HEADS,
+    SPL_DK,
+    SPL_DV,
+    SPL_ROTARY,
+    SPL_INTERLEAVED,
+    SPL_NORM,
+    SPL_NORM_AFTER,
+    SPL_PAGE_SIZE,
+    SPL_EPS,
+    SPL_W_BIAS,
+    SPL_V_SCALE
+};
+
+/* attention */
+enum {
+    ATT_Q = ARG_FIRST,
+    ATT_Q_STRIDE,
+    ATT_K,
+    ATT_V,
+    ATT_K_PAGE_STRIDE,
+    ATT_V_PAGE_STRIDE,
+    ATT_PAGES,
+    ATT_PAGES_STRIDE,
+    ATT_SEQ_OF,
+    ATT_POSITIONS,
+    ATT_SINKS,
+    ATT_SINKS_DTYPE,
+    ATT_OUT,
+    ATT_OUT_STRIDE,
+    ATT_Q_HEADS,
+    ATT_KV_HEADS,
+    ATT_DK,
+    ATT_DV,
+    ATT_PAGE_SIZE,
+    ATT_WINDOW,
+    ATT_SCALE,
+    ATT_SOFTCAP
+};
+
+/* glu; rows are the header's times GLUA_REPEAT */
+enum {
+    GLUA_X = ARG_FIRST,
+    GLUA_X_STRIDE,
+    GLUA_OUT,
+    GLUA_OUT_STRIDE,
+    GLUA_I,
+    GLUA_ACT,
+    GLUA_LAYOUT,
+    GLUA_REPEAT,
+    GLUA_LIMIT,
+    GLUA_ALPHA
+};
+
+/* act */
+enum { ACTA_X = ARG_FIRST, ACTA_X_STRIDE, ACTA_OUT, ACTA_OUT_STRIDE, ACTA_D, ACTA_ACT };
+
+/* moe_route */
+enum {
+    RTE_LOGITS = ARG_FIRST,
+    RTE_LOGITS_STRIDE,
+    RTE_BIAS,
+    RTE_BIAS_DTYPE,
+    RTE_IDS,
+    RTE_IDS_STRIDE,
+    RTE_WEIGHTS,
+    RTE_WEIGHTS_STRIDE,
+    RTE_E,
+    RTE_KIND,
+    RTE_TOPK,
+    RTE_NORMALIZE,
+    RTE_GROUPS,
+    RTE_TOP_GROUPS,
+    RTE_SCALE
+};
+#define ROUTE_MAX_EXPERTS 1024
+#define ROUTE_MAX_GROUPS 64
+
+/* moe_linear.DTYPE */
+enum {
+    MOEA_X = ARG_FIRST,
+    MOEA_X_STRIDE,
+    MOEA_W,
+    MOEA_W_STRIDE,
+    MOEA_W_EXPERT_STRIDE,
+    MOEA_B,
+    MOEA_B_STRIDE,
+    MOEA_B_DTYPE,
+    MOEA_IDS,
+    MOEA_IDS_STRIDE,
+    MOEA_OUT,
+    MOEA_OUT_STRIDE,
+    MOEA_E,
+    MOEA_N,
+    MOEA_K,
+    MOEA_TOPK,
+    MOEA_PER_SLOT
+};
+
+/* moe_combine */
+enum {
+    CMB_Y = ARG_FIRST,
+    CMB_Y_STRIDE,
+    CMB_WEIGHTS,
+    CMB_WEIGHTS_STRIDE,
+    CMB_SHARED,
+    CMB_SHARED_STRIDE,
+    CMB_GATE,
+    CMB_GATE_STRIDE,
+    CMB_OUT,
+    CMB_OUT_STRIDE,
+    CMB_D,
+    CMB_TOPK
+};
+
+/* gather (CPY_INDEX set) and copy */
+enum { CPY_X = ARG_FIRST, CPY_X_STRIDE, CPY_INDEX, CPY_OUT, CPY_OUT_STRIDE, CPY_BYTES, CPY_X_ROWS };
+
+/* argmax */
+enum { AMX_X = ARG_FIRST, AMX_X_STRIDE, AMX_OUT, AMX_V };
+
+#define KERNEL_MAX_ARGS 32
+
+#endif

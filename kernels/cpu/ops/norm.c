@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * norm: x += delta_scale * delta, then each group of a row normalised; add: x += scale * delta.
+ * Blocks split rows. Sums of a group: two accumulators a lane, even and odd vectors.
+ */
+#include "kernels/cpu/ops/args.h"
+#include "kernels/cpu/simd.h"
+
+#ifdef SPEC_D
+#define NORM_D SPEC_D
+#else
+#define NORM_D args[NRM_D]
+#endif
+
+INLINE void add_row(float *x, const float *delta, size_t n, float scale)
+{
+    for (size_t i = 0; i < n; i += VL) {
+        size_t left = V_LEFT(i, n);
+        v_put(x + i, v_fma(v_set(scale), v_get(delta + i, left), v_get(x + i, left)), left);
+    }
+}
+
+/* The sum of (x - mean)^2; lanes of the tail are kept out. */
+INLINE float sum_squares(const float *x, size_t n, float mean)
+{
+    vf s0 = v_zero(), s1 = v_zero(), mv = v_set(mean);
+    size_t i = 0;
+    for (; i + 2 * VL <= n; i += 2 * VL) {
+        vf a = v_sub(v_load(x + i), mv), b = v_sub(v_load(x + i + VL), mv);
+        s0 = v_fma(a, a, s0);
+        s1 = v_fma(b, b, s1);
+    }
+    if (i + VL <= n) {
+        vf a = v_sub(v_load(x + i), mv);
+        s0 = v_fma(a, a, s0);
+        i += VL;
+    }
+    float tail = 0;
+    for (; i < n; i++)
+        tail = tail + (x[i] - mean) * (x[i] - mean);
+    return v_sum(v_add(s0, s1)) + tail;
+}
+
+INLINE float sum_plain(const float *x, size_t n)
+{
+    vf s = v_zero();
+    for (size_t i = 0; i < n; i += VL)
+        s = v_add(s, v_get(x + i, V_LEFT(i, n)));
+    return v_sum(s);
+}
+
+INLINE void norm_write(const uint64_t *args, const float *x, float *out, size_t n, float mean,
+                       float scale, const enum ember_dtype w_dtype)
+{
+    const void *w = arg_pointer(args[NRM_W]), *b = arg_pointer(args[NRM_B]);
+    const enum ember_dtype b_dtype = (enum ember_dtype)args[NRM_B_DTYPE];
+    vf mv = v_set(mean), sv = v_set(scale), w_bias = v_set(arg_float(args[NRM_W_BIAS]));
+    for (size_t i = 0; i < n; i += VL) {
+        size_t left = V_LEFT(i, n);
+        vf y = v_mul(v_sub(v_get(x + i, left), mv), sv);
+        if (w)
+            y = v_mul(y, v_add(v_get_w(w, i, w_dtype, left), w_bias));
+        if (b)
+            y = v_add(y, v_get_w(b, i, b_dtype, left));
+        v_put(out + i, y, left);
+    }
+}
+
+INLINE void norm_group(const uint64_t *args, const float *x, float *out, size_t n)
+{
+    float mean = 0;
+    if (args[NRM_KIND] == EMBER_NORM_LAYER)
+        mean = sum_plain(x, n) / (float)n;
+    float var = sum_squares(x, n, mean) / (float)n;
+    float scale = 1.0f / __builtin_sqrtf(var + arg_float(args[NRM_EPS]));
+    switch (args[NRM_W_DTYPE]) {
+    case EMBER_BF16:
+        norm_write(args, x, out, n, mean, scale, EMBER_BF16);
+        break;
+    case EMBER_F16:
+        norm_write(args, x, out, n, mean, scale, EMBER_F16);
+        break;
+    default:
+        norm_write(args, x, out, n, mean, scale, EMBER_F32);
+    }
+}
+
+KERNEL(norm)
+{
+    const size_t D = NORM_D, group = args[NRM_GROUP] ? args[NRM_GROUP] : D;
+    char *x = arg_pointer(args[NRM_X]), *out = arg_pointer(args[NRM_OUT]);
+    const char *delta = arg_pointer(args[NRM_DELTA]);
+    struct range range = block_range(arg_rows(args), block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++) {
+        float *row = (float *)(x + r * args[NRM_X_STRIDE]);
+        float *out_row = (float *)(out + r * args[NRM_OUT_STRIDE]);
+        if (delta)
+            add_row(row, (const float *)(delta + r * args[NRM_DELTA_STRIDE]), D,
+                    arg_float(args[NRM_DELTA_SCALE]));
+        for (size_t i = 0; i < D; i += group)
+            norm_group(args, row + i, out_row + i, group);
+    }
+}
+
+KERNEL(add)
+{
+    char *x = arg_pointer(args[ADDA_X]);
+    const char *delta = arg_pointer(args[ADDA_DELTA]);
+    struct range range = block_range(arg_rows(args), block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++)
+        add_row((float *)(x + r * args[ADDA_X_STRIDE]),
+                (const float *)(delta + r * args[ADDA_DELTA_STRIDE]), args[ADDA_D],
+                arg_float(args[ADDA_SCALE]));
+}

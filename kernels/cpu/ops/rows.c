@@ -1,0 +1,187 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Kernels that move or map rows: embed, gather, copy, glu, act, argmax. */
+#include "kernels/cpu/ops/args.h"
+#include "kernels/cpu/simd.h"
+
+INLINE void embed(const uint64_t *args, uint32_t block, uint32_t n_blocks,
+                  const enum ember_dtype dtype)
+{
+    const int32_t *tokens = (const int32_t *)arg_pointer(args[EMB_TOKENS]);
+    const char *table = arg_pointer(args[EMB_TABLE]);
+    char *out = arg_pointer(args[EMB_OUT]);
+    const size_t D = args[EMB_D];
+    vf scale = v_set(arg_float(args[EMB_SCALE]));
+    struct range range = block_range(arg_rows(args), block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++) {
+        uint32_t token = (uint32_t)tokens[r];
+        const char *w = table + (token < args[EMB_V] ? token : 0) * args[EMB_TABLE_STRIDE];
+        float *row = (float *)(out + r * args[EMB_OUT_STRIDE]);
+        for (size_t i = 0; i < D; i += VL) {
+            size_t left = V_LEFT(i, D);
+            v_put(row + i, v_mul(scale, v_get_w(w, i, dtype, left)), left);
+        }
+    }
+}
+
+KERNEL(embed_f32)
+{
+    embed(args, block, n_blocks, EMBER_F32);
+}
+KERNEL(embed_f16)
+{
+    embed(args, block, n_blocks, EMBER_F16);
+}
+KERNEL(embed_bf16)
+{
+    embed(args, block, n_blocks, EMBER_BF16);
+}
+
+KERNEL(copy)
+{
+    const char *x = arg_pointer(args[CPY_X]);
+    const uint32_t *index = (const uint32_t *)arg_pointer(args[CPY_INDEX]);
+    char *out = arg_pointer(args[CPY_OUT]);
+    struct range range = block_range(arg_rows(args), block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++) {
+        size_t from = r;
+        if (index)
+            from = index[r] < args[CPY_X_ROWS] ? index[r] : 0;
+        __builtin_memcpy(out + r * args[CPY_OUT_STRIDE], x + from * args[CPY_X_STRIDE],
+                         args[CPY_BYTES]);
+    }
+}
+
+/* Elementwise kernels cut each row into pieces of this many outputs; blocks split the pieces. */
+#define PIECE 512
+
+struct piece {
+    size_t row, first, end;
+};
+INLINE struct piece piece_at(size_t index, size_t n)
+{
+    size_t per_row = (n + PIECE - 1) / PIECE, first = index % per_row * PIECE;
+    return (struct piece){index / per_row, first, n - first < PIECE ? n : first + PIECE};
+}
+
+/* Even elements of 2 * n floats to *ret_even, odd ones to *ret_odd. */
+INLINE void split_pairs(const float *x, size_t n, vf *ret_even, vf *ret_odd)
+{
+    float even[VL] = {0}, odd[VL] = {0};
+    for (size_t i = 0; i < n; i++) {
+        even[i] = x[2 * i];
+        odd[i] = x[2 * i + 1];
+    }
+    *ret_even = v_load(even);
+    *ret_odd = v_load(odd);
+}
+
+INLINE vf glu_value(vf gate, vf up, const enum ember_act act, float limit, float alpha)
+{
+    if (limit > 0) {
+        vf most = v_set(limit);
+        gate = v_min(most, gate);
+        up = v_min(most, v_max(v_set(-limit), up));
+        gate = v_mul(gate, v_sigmoid(v_mul(v_set(alpha), gate)));
+        return v_mul(gate, v_add(up, v_set(1.0f)));
+    }
+    return v_mul(v_act(gate, act), up);
+}
+
+INLINE void glu(const uint64_t *args, uint32_t block, uint32_t n_blocks, const enum ember_act act)
+{
+    const char *x = arg_pointer(args[GLUA_X]);
+    char *out = arg_pointer(args[GLUA_OUT]);
+    const size_t I = args[GLUA_I], repeat = args[GLUA_REPEAT] ? args[GLUA_REPEAT] : 1;
+    const float limit = arg_float(args[GLUA_LIMIT]), alpha = arg_float(args[GLUA_ALPHA]);
+    size_t rows = *(const uint32_t *)arg_pointer(args[ARG_ROWS]) * repeat;
+    rows = rows < args[ARG_MAX_ROWS] ? rows : args[ARG_MAX_ROWS];
+    struct range range = block_range(rows * ((I + PIECE - 1) / PIECE), block, n_blocks);
+    for (size_t p = range.first; p < range.end; p++) {
+        struct piece piece = piece_at(p, I);
+        const float *in = (const float *)(x + piece.row * args[GLUA_X_STRIDE]);
+        float *to = (float *)(out + piece.row * args[GLUA_OUT_STRIDE]);
+        for (size_t i = piece.first; i < piece.end; i += VL) {
+            size_t left = V_LEFT(i, piece.end);
+            vf gate, up;
+            if (args[GLUA_LAYOUT]) {
+                split_pairs(in + 2 * i, left, &gate, &up);
+            } else {
+                gate = v_get(in + i, left);
+                up = v_get(in + I + i, left);
+            }
+            v_put(to + i, glu_value(gate, up, act, limit, alpha), left);
+        }
+    }
+}
+
+KERNEL(glu)
+{
+    switch (args[GLUA_ACT]) {
+    case EMBER_ACT_SILU:
+        glu(args, block, n_blocks, EMBER_ACT_SILU);
+        break;
+    case EMBER_ACT_GELU_TANH:
+        glu(args, block, n_blocks, EMBER_ACT_GELU_TANH);
+        break;
+    case EMBER_ACT_GELU_ERF:
+        glu(args, block, n_blocks, EMBER_ACT_GELU_ERF);
+        break;
+    default:
+        glu(args, block, n_blocks, EMBER_ACT_RELU2);
+    }
+}
+
+KERNEL(act)
+{
+    const char *x = arg_pointer(args[ACTA_X]);
+    char *out = arg_pointer(args[ACTA_OUT]);
+    const size_t D = args[ACTA_D];
+    struct range range = block_range(arg_rows(args) * ((D + PIECE - 1) / PIECE), block, n_blocks);
+    for (size_t p = range.first; p < range.end; p++) {
+        struct piece piece = piece_at(p, D);
+        const float *in = (const float *)(x + piece.row * args[ACTA_X_STRIDE]);
+        float *to = (float *)(out + piece.row * args[ACTA_OUT_STRIDE]);
+        for (size_t i = piece.first; i < piece.end; i += VL) {
+            size_t left = V_LEFT(i, piece.end);
+            v_put(to + i, v_act(v_get(in + i, left), (enum ember_act)args[ACTA_ACT]), left);
+        }
+    }
+}
+
+/*
+ * The largest value first, four accumulators at a time, then the first place that holds it. In
+ * v_max(x, best) a NaN in x leaves best alone.
+ */
+INLINE int32_t argmax_row(const float *x, size_t n)
+{
+    const float lowest = -__builtin_inff();
+    vf best[4] = {v_set(lowest), v_set(lowest), v_set(lowest), v_set(lowest)};
+    size_t i = 0;
+    for (; i + 4 * VL <= n; i += 4 * VL)
+        UNROLL
+    for (int j = 0; j < 4; j++)
+        best[j] = v_max(v_load(x + i + (size_t)j * VL), best[j]);
+    float top = v_reduce_max(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
+    for (; i < n; i++)
+        top = x[i] > top ? x[i] : top;
+    for (i = 0; i + 64 <= n; i += 64) {
+        int found = 0;
+        for (size_t j = 0; j < 64; j++)
+            found |= x[i + j] == top;
+        if (found)
+            break;
+    }
+    for (; i < n; i++)
+        if (x[i] == top)
+            return (int32_t)i;
+    return 0;
+}
+
+KERNEL(argmax)
+{
+    const char *x = arg_pointer(args[AMX_X]);
+    int32_t *out = (int32_t *)arg_pointer(args[AMX_OUT]);
+    struct range range = block_range(arg_rows(args), block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++)
+        out[r] = argmax_row((const float *)(x + r * args[AMX_X_STRIDE]), args[AMX_V]);
+}
