@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Checkpoints in Hugging Face form: a folder with config.json and model.safetensors, or an index
- * (model.safetensors.index.json) with its shards. Format: the safetensors specification: u64 header length, a JSON object
- * {name: {dtype, shape, data_offsets}}, then the data.
+ * (model.safetensors.index.json) with its shards. Format: the safetensors specification: u64 header
+ * length, a JSON object {name: {dtype, shape, data_offsets}}, then the data.
  *
- * Opening reads and checks headers only: every offset lies in its file, no two tensors overlap, sizes are
- * dtype times shape, shards are as long as their headers say, the index names only shards and tensors that exist.
+ * Opening reads and checks headers only: every offset lies in its file, no two tensors overlap,
+ * sizes are dtype times shape, shards are as long as their headers say, the index names only shards
+ * and tensors that exist.
  */
 #ifndef EMBER_MODEL_CHECKPOINT_H
 #define EMBER_MODEL_CHECKPOINT_H

@@ -2,8 +2,8 @@
 /*
  * Models: from a checkpoint's config.json to weights, layout and plans.
  *
- *   config.json ──model_from_config──▶ struct model (a description: blocks, norms, rope, attention and
- *                                      MLP kinds, weight names; no code of its own per architecture)
+ *   config.json ──model_from_config──▶ struct model (a description: blocks, norms, rope, attention
+ * and MLP kinds, weight names; no code of its own per architecture)
  *   + checkpoint ──model_layout──────▶ struct weights_layout (what is resident, where in the arena)
  *   + bucket ──model_plan────────────▶ struct plan (kernels/plan.h)
  *
@@ -40,8 +40,9 @@ struct model_info {
 };
 
 /*
- * Describes a config.json. `name` appears in error texts. -ENOTSUP: an architecture, activation, rope kind or
- * quantisation that is not known, named, with those that are; -EINVAL: a value that is missing, NaN, negative or absurd.
+ * Describes a config.json. `name` appears in error texts. -ENOTSUP: an architecture, activation,
+ * rope kind or quantisation that is not known, named, with those that are; -EINVAL: a value that is
+ * missing, NaN, negative or absurd.
  */
 int model_from_config(const char *json, size_t len, const char *name, struct model **ret,
                       struct error *err);
@@ -51,14 +52,16 @@ const struct model_info *model_info(const struct model *model);
 
 /* ---- resident weights ---- */
 
-/* A part of a resident tensor: rows of a checkpoint tensor copied, or a constant computed by the model layer. */
+/* A part of a resident tensor: rows of a checkpoint tensor copied, or a constant computed by the
+ * model layer. */
 struct weight_source {
     const char *tensor; /* checkpoint name; NULL: a constant, `constant` holds the bytes */
     const void *constant;
     uint64_t offset, bytes; /* where in the resident tensor */
 };
 
-/* A resident tensor: fused QKV and gate+up are one tensor with several sources, experts are stacked. */
+/* A resident tensor: fused QKV and gate+up are one tensor with several sources, experts are
+ * stacked. */
 struct weight {
     const char *name; /* "layers.3.qkv", "embed", "rope.0" */
     uint8_t dtype, rank;
@@ -75,7 +78,8 @@ struct weights_layout {
     struct digest digest; /* of the checkpoint's bytes; set by the loader, zero before */
 };
 
-/* Where each tensor goes; checks that every one is there with the right shape and dtype (naming file and tensor). */
+/* Where each tensor goes; checks that every one is there with the right shape and dtype (naming
+ * file and tensor). */
 int model_layout(const struct model *model, const struct checkpoint *checkpoint,
                  struct weights_layout **ret, struct error *err);
 void weights_layout_free(struct weights_layout *layout);
@@ -94,11 +98,13 @@ int model_plan(const struct model *model, const struct weights_layout *layout,
 
 /* ---- the manifest ---- */
 
-/* Appends config text, layout (without constants' bytes) and digest, with magic, version, length and checksum. */
+/* Appends config text, layout (without constants' bytes) and digest, with magic, version, length
+ * and checksum. */
 int manifest_write(const char *config, size_t config_len, const char *source_dir,
                    const struct weights_layout *layout, struct buffer *out, struct error *err);
 
-/* Checks everything; *ret_dir (may be NULL) is the checkpoint's folder, for its tokenizer; caller frees. */
+/* Checks everything; *ret_dir (may be NULL) is the checkpoint's folder, for its tokenizer; caller
+ * frees. */
 int manifest_read(const void *data, size_t len, struct model **ret_model,
                   struct weights_layout **ret_layout, char **ret_dir, struct error *err);
 

@@ -1,0 +1,579 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The builder: from a description to a plan. One function for each part of a block; which ops come
+ * out depends on what the description says is there.
+ *
+ * Scratch is laid out once: x, the residual stream [T, D]; h, a normed copy; delta, what a sublayer
+ * adds; and the sublayers' own buffers, as wide as the widest layer needs. All layers use the same
+ * ones. Rope tables are written by the embedding's segment and read by every layer.
+ */
+#include "model/model_private.h"
+
+#include <errno.h>
+#include <string.h>
+
+struct builder {
+    const struct model *model;
+    const struct desc *d;
+    const struct weights_layout *layout;
+    struct plan *plan;
+    struct error *err;
+    int failed;
+    uint32_t tokens, rows; /* T, R */
+    bool taps;
+    uint32_t layer;
+    uint64_t kv_at; /* where the layer's K block stands in a page */
+    struct ember_tensor x, h, delta, qkv, q, attn, gate_up, inner, ropes[DESC_ROPES];
+    struct ember_tensor route_logits, route_ids, route_weights, experts, experts_inner, experts_out,
+        shared, shared_gate;
+    struct ember_tensor gathered, final;
+};
+
+/* Ops go nowhere once something has failed: the caller still gets one to fill in. */
+static struct ember_op *op(struct builder *b, enum ember_op_kind kind, enum ember_rows rows)
+{
+    static _Thread_local struct ember_op sink;
+    struct ember_op *o = b->failed ? NULL : plan_op(b->plan, kind, rows);
+    if (!o && !b->failed)
+        b->failed = error_set(b->err, ENOMEM, "no memory for op %u of a plan", b->plan->n_ops);
+    return o ? o : &sink;
+}
+
+static void segment(struct builder *b, enum segment_kind kind, uint32_t variant)
+{
+    if (!b->failed)
+        b->failed = plan_segment(b->plan, kind, variant, b->err);
+}
+
+/* ---- operands ---- */
+
+static struct ember_tensor slot_tensor(const struct builder *b, uint32_t slot)
+{
+    struct ember_tensor t = {.arena = EMBER_ARENA_WEIGHTS};
+    const struct weight *w;
+    if (slot == SLOT_NONE)
+        return (struct ember_tensor){0};
+    w = &b->layout->weights[slot];
+    t.dtype = w->dtype;
+    t.rank = w->rank;
+    t.offset = w->offset;
+    memcpy(t.dim, w->dim, sizeof t.dim);
+    if (t.rank > 1)
+        t.row_stride = w->bytes / w->dim[0];
+    return t;
+}
+
+static struct ember_tensor weight(const struct builder *b, enum layer_weight id)
+{
+    return slot_tensor(b, b->model->layer_slots[b->layer][id]);
+}
+
+static struct ember_tensor io_vector(uint64_t offset, uint32_t n)
+{
+    return (struct ember_tensor){
+        .arena = EMBER_ARENA_IO, .dtype = EMBER_I32, .rank = 1, .dim = {n}, .offset = offset};
+}
+
+/* Columns of a buffer that is as wide as the widest user; rows stay packed for this one. */
+static struct ember_tensor narrow(struct ember_tensor t, uint32_t cols)
+{
+    t.dim[1] = cols;
+    t.row_stride = (uint64_t)cols * dtype_size(t.dtype);
+    return t;
+}
+
+static struct ember_tensor logits_tensor(const struct builder *b)
+{
+    uint32_t vocab = b->d->info.vocab_size;
+    return (struct ember_tensor){.arena = EMBER_ARENA_IO,
+                                 .dtype = EMBER_F32,
+                                 .rank = 2,
+                                 .dim = {b->rows, vocab},
+                                 .offset = b->plan->io.logits,
+                                 .row_stride = (uint64_t)vocab * 4};
+}
+
+/* ---- ops ---- */
+
+static void norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
+                 const struct ember_tensor *delta, struct ember_tensor w, struct ember_tensor bias,
+                 struct ember_tensor out)
+{
+    struct ember_op *o = op(b, EMBER_OP_NORM, rows);
+    o->t[NORM_X] = x;
+    o->t[NORM_W] = w;
+    o->t[NORM_B] = bias;
+    o->t[NORM_OUT] = out;
+    o->i[NORM_I_KIND] = b->d->norm;
+    o->f[NORM_F_EPS] = b->d->eps;
+    o->f[NORM_F_W_BIAS] = b->d->norm_w_bias;
+    if (delta) {
+        o->t[NORM_DELTA] = *delta;
+        o->f[NORM_F_DELTA_SCALE] = b->d->residual_scale;
+    }
+}
+
+static void linear(struct builder *b, enum ember_rows rows, struct ember_tensor x,
+                   struct ember_tensor w, struct ember_tensor bias, struct ember_tensor out)
+{
+    struct ember_op *o = op(b, EMBER_OP_LINEAR, rows);
+    o->t[LINEAR_X] = x;
+    o->t[LINEAR_W] = w;
+    o->t[LINEAR_B] = bias;
+    o->t[LINEAR_OUT] = out;
+    o->f[LINEAR_F_SCALE] = 1;
+}
+
+static void add(struct builder *b, struct ember_tensor x, struct ember_tensor delta)
+{
+    struct ember_op *o = op(b, EMBER_OP_ADD, EMBER_ROWS_TOKENS);
+    o->t[ADD_X] = x;
+    o->t[ADD_DELTA] = delta;
+    o->f[ADD_F_SCALE] = b->d->residual_scale;
+}
+
+static void tap(struct builder *b, uint32_t index, struct ember_tensor x)
+{
+    struct ember_tensor out = x;
+    struct ember_op *o;
+    if (!b->taps)
+        return;
+    out.arena = EMBER_ARENA_IO;
+    out.row_stride = (uint64_t)b->d->info.hidden_size * 4;
+    out.offset = b->plan->io.hidden + (uint64_t)index * b->tokens * out.row_stride;
+    o = op(b, EMBER_OP_COPY, EMBER_ROWS_TOKENS);
+    o->t[COPY_X] = x;
+    o->t[COPY_OUT] = out;
+}
+
+/* ---- the embedding ---- */
+
+static void build_rope(struct builder *b, uint32_t i)
+{
+    const struct desc_rope *rope = &b->d->ropes[i];
+    struct ember_op *o = op(b, EMBER_OP_ROPE_TABLE, EMBER_ROWS_TOKENS);
+    o->t[ROPE_POSITIONS] = io_vector(b->plan->io.positions, b->tokens);
+    o->t[ROPE_LEN] = io_vector(b->plan->io.rope_len, b->tokens);
+    o->t[ROPE_INV_FREQ] = slot_tensor(b, b->model->ropes[i]);
+    o->t[ROPE_OUT] = b->ropes[i];
+    o->i[ROPE_I_KIND] = rope->kind;
+    o->f[ROPE_F_ATTENTION_FACTOR] = rope->attention_factor;
+    o->f[ROPE_F_THETA] = rope->theta;
+    o->f[ROPE_F_FACTOR] = rope->factor;
+    o->f[ROPE_F_MAX_POSITION] = rope->max_position;
+}
+
+static void build_embed(struct builder *b)
+{
+    struct ember_op *o;
+    segment(b, SEGMENT_EMBED, 0);
+    o = op(b, EMBER_OP_EMBED, EMBER_ROWS_TOKENS);
+    o->t[EMBED_TOKENS] = io_vector(b->plan->io.tokens, b->tokens);
+    o->t[EMBED_TABLE] = slot_tensor(b, b->model->embed);
+    o->t[EMBED_OUT] = b->x;
+    o->f[EMBED_F_SCALE] = b->d->embed_scale;
+    for (uint32_t i = 0; i < b->d->n_ropes; i++)
+        build_rope(b, i);
+    tap(b, 0, b->x);
+}
+
+/* ---- attention ---- */
+
+static struct ember_tensor kv_block(const struct builder *b, uint64_t offset, uint32_t heads,
+                                    uint32_t width)
+{
+    return (struct ember_tensor){.arena = EMBER_ARENA_KV,
+                                 .dtype = EMBER_F32,
+                                 .rank = 3,
+                                 .dim = {heads, KV_PAGE_SIZE, width},
+                                 .offset = offset,
+                                 .row_stride = b->d->info.kv_page_bytes};
+}
+
+static void build_split(struct builder *b, const struct desc_attn *a, struct ember_tensor k,
+                        struct ember_tensor v)
+{
+    struct ember_op *o = op(b, EMBER_OP_SPLIT_NORM_ROPE, EMBER_ROWS_TOKENS);
+    o->t[SNR_QKV] = narrow(b->qkv, (a->q_heads + a->kv_heads) * a->dk + a->kv_heads * a->dv);
+    o->t[SNR_Q_NORM] = weight(b, W_Q_NORM);
+    o->t[SNR_K_NORM] = weight(b, W_K_NORM);
+    if (a->rope >= 0) {
+        o->t[SNR_ROPE] = b->ropes[a->rope];
+        o->i[SNR_I_ROTARY] = b->d->ropes[a->rope].rotary;
+    }
+    o->t[SNR_Q] = narrow(b->q, a->q_heads * a->dk);
+    o->t[SNR_K] = k;
+    o->t[SNR_V] = v;
+    o->t[SNR_KV_SLOT] = io_vector(b->plan->io.kv_slot, b->tokens);
+    o->i[SNR_I_Q_HEADS] = a->q_heads;
+    o->i[SNR_I_KV_HEADS] = a->kv_heads;
+    o->i[SNR_I_DK] = a->dk;
+    o->i[SNR_I_DV] = a->dv;
+    o->i[SNR_I_INTERLEAVED] = a->interleaved;
+    o->i[SNR_I_NORM] = a->qk_norm;
+    o->i[SNR_I_NORM_AFTER] = a->norm_after_rope;
+    o->i[SNR_I_PAGE_SIZE] = KV_PAGE_SIZE;
+    o->f[SNR_F_EPS] = b->d->eps;
+    o->f[SNR_F_W_BIAS] = b->d->norm_w_bias;
+    o->f[SNR_F_V_SCALE] = a->v_scale;
+}
+
+static void build_attention(struct builder *b, const struct desc_attn *a, struct ember_tensor in)
+{
+    struct ember_tensor k = kv_block(b, b->kv_at, a->kv_heads, a->dk), v, out;
+    struct ember_op *o;
+    b->kv_at += (uint64_t)a->kv_heads * KV_PAGE_SIZE * a->dk * 4;
+    v = kv_block(b, b->kv_at, a->kv_heads, a->dv);
+    b->kv_at += (uint64_t)a->kv_heads * KV_PAGE_SIZE * a->dv * 4;
+    out = narrow(b->attn, a->q_heads * a->dv);
+
+    linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_QKV), weight(b, W_QKV_B),
+           narrow(b->qkv, (a->q_heads + a->kv_heads) * a->dk + a->kv_heads * a->dv));
+    build_split(b, a, k, v);
+    o = op(b, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS);
+    o->t[ATTN_Q] = narrow(b->q, a->q_heads * a->dk);
+    o->t[ATTN_K] = k;
+    o->t[ATTN_V] = v;
+    o->t[ATTN_PAGES] =
+        (struct ember_tensor){.arena = EMBER_ARENA_IO,
+                              .dtype = EMBER_I32,
+                              .rank = 2,
+                              .dim = {b->plan->io.shape.seqs, b->plan->io.shape.pages},
+                              .offset = b->plan->io.pages,
+                              .row_stride = (uint64_t)b->plan->io.shape.pages * 4};
+    o->t[ATTN_SEQ_OF] = io_vector(b->plan->io.seq_of, b->tokens);
+    o->t[ATTN_POSITIONS] = io_vector(b->plan->io.positions, b->tokens);
+    o->t[ATTN_SINKS] = weight(b, W_SINKS);
+    o->t[ATTN_OUT] = out;
+    o->i[ATTN_I_Q_HEADS] = a->q_heads;
+    o->i[ATTN_I_KV_HEADS] = a->kv_heads;
+    o->i[ATTN_I_DK] = a->dk;
+    o->i[ATTN_I_DV] = a->dv;
+    o->i[ATTN_I_PAGE_SIZE] = KV_PAGE_SIZE;
+    o->i[ATTN_I_WINDOW] = a->window;
+    o->f[ATTN_F_SCALE] = a->scale;
+    o->f[ATTN_F_SOFTCAP] = a->softcap;
+    linear(b, EMBER_ROWS_TOKENS, out, weight(b, W_O), weight(b, W_O_B), b->delta);
+}
+
+/* ---- MLPs ---- */
+
+static void glu(struct builder *b, const struct desc_mlp *m, struct ember_tensor x,
+                struct ember_tensor out, uint32_t repeat)
+{
+    struct ember_op *o = op(b, EMBER_OP_GLU, EMBER_ROWS_TOKENS);
+    o->t[GLU_X] = x;
+    o->t[GLU_OUT] = out;
+    o->i[GLU_I_ACT] = m->act;
+    o->i[GLU_I_REPEAT] = repeat;
+}
+
+static void build_dense(struct builder *b, const struct desc_mlp *m, struct ember_tensor in)
+{
+    struct ember_tensor first = narrow(b->gate_up, m->kind == MLP_PLAIN ? m->inner : 2 * m->inner);
+    struct ember_tensor inner = narrow(b->inner, m->inner);
+    linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_GATE_UP), weight(b, W_GATE_UP_B), first);
+    if (m->kind == MLP_PLAIN) {
+        struct ember_op *o = op(b, EMBER_OP_ACT, EMBER_ROWS_TOKENS);
+        o->t[ACT_X] = first;
+        o->t[ACT_OUT] = inner;
+        o->i[ACT_I_ACT] = m->act;
+    } else
+        glu(b, m, first, inner, 0);
+    linear(b, EMBER_ROWS_TOKENS, inner, weight(b, W_DOWN), weight(b, W_DOWN_B), b->delta);
+}
+
+static void build_route(struct builder *b, const struct desc_mlp *m, struct ember_tensor in)
+{
+    struct ember_op *o;
+    linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_ROUTER), weight(b, W_ROUTER_B), b->route_logits);
+    o = op(b, EMBER_OP_MOE_ROUTE, EMBER_ROWS_TOKENS);
+    o->t[ROUTE_LOGITS] = b->route_logits;
+    o->t[ROUTE_BIAS] = weight(b, W_ROUTE_BIAS);
+    o->t[ROUTE_IDS] = b->route_ids;
+    o->t[ROUTE_WEIGHTS] = b->route_weights;
+    o->i[ROUTE_I_KIND] = m->route;
+    o->i[ROUTE_I_TOPK] = m->topk;
+    o->i[ROUTE_I_NORMALIZE] = m->normalize;
+    o->i[ROUTE_I_GROUPS] = m->groups;
+    o->i[ROUTE_I_TOP_GROUPS] = m->top_groups;
+    o->f[ROUTE_F_SCALE] = m->route_scale;
+}
+
+static void expert_linear(struct builder *b, const struct desc_mlp *m, struct ember_tensor x,
+                          enum layer_weight id, struct ember_tensor out, bool per_slot)
+{
+    struct ember_op *o = op(b, EMBER_OP_MOE_LINEAR, EMBER_ROWS_TOKENS);
+    o->t[MOE_X] = x;
+    o->t[MOE_W] = weight(b, id);
+    o->t[MOE_IDS] = b->route_ids;
+    o->t[MOE_OUT] = out;
+    o->i[MOE_I_TOPK] = m->topk;
+    o->i[MOE_I_PER_SLOT] = per_slot;
+}
+
+/* The expert that every token passes; its output stands in b->shared. */
+static void build_shared(struct builder *b, const struct desc_mlp *m, struct ember_tensor in)
+{
+    struct ember_tensor first = narrow(b->gate_up, 2 * m->shared_inner);
+    struct ember_tensor inner = narrow(b->inner, m->shared_inner);
+    struct ember_tensor none = {0};
+    linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_SHARED_GATE_UP), none, first);
+    glu(b, m, first, inner, 0);
+    linear(b, EMBER_ROWS_TOKENS, inner, weight(b, W_SHARED_DOWN), none, b->shared);
+    if (m->shared_gated)
+        linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_SHARED_SIGMOID), none, b->shared_gate);
+}
+
+static void build_moe(struct builder *b, const struct desc_mlp *m, struct ember_tensor in)
+{
+    struct ember_op *o;
+    build_route(b, m, in);
+    if (m->shared_inner)
+        build_shared(b, m, in);
+    expert_linear(b, m, in, W_EXPERTS_GATE_UP, b->experts, false);
+    glu(b, m, b->experts, b->experts_inner, m->topk);
+    expert_linear(b, m, b->experts_inner, W_EXPERTS_DOWN, b->experts_out, true);
+    o = op(b, EMBER_OP_MOE_COMBINE, EMBER_ROWS_TOKENS);
+    o->t[COMBINE_Y] = b->experts_out;
+    o->t[COMBINE_WEIGHTS] = b->route_weights;
+    if (m->shared_inner)
+        o->t[COMBINE_SHARED] = b->shared;
+    if (m->shared_inner && m->shared_gated)
+        o->t[COMBINE_GATE] = b->shared_gate;
+    o->t[COMBINE_OUT] = b->delta;
+    o->i[COMBINE_I_TOPK] = m->topk;
+}
+
+/* ---- a layer ---- */
+
+/*
+ * What a sublayer reads: the residual stream, normed if the block has a norm there. `pending`:
+ * b->delta is still to be added to it, which the norm does on its way.
+ */
+static struct ember_tensor sublayer_input(struct builder *b, enum layer_weight id, bool pending)
+{
+    struct ember_tensor w = weight(b, id);
+    if (w.rank) {
+        norm(b, EMBER_ROWS_TOKENS, b->x, pending ? &b->delta : NULL, w, weight(b, id + 1), b->h);
+        return b->h;
+    }
+    if (pending)
+        add(b, b->x, b->delta);
+    return b->x;
+}
+
+static void sublayer_output(struct builder *b, enum layer_weight id)
+{
+    struct ember_tensor w = weight(b, id), none = {0};
+    if (w.rank)
+        norm(b, EMBER_ROWS_TOKENS, b->delta, NULL, w, b->d->norm_bias ? weight(b, id + 1) : none,
+             b->delta);
+}
+
+/* Layers share a variant when their kinds and dtypes are the same; else the layer starts its own.
+ */
+static uint32_t layer_variant(const struct builder *b, uint32_t layer, uint32_t *variants)
+{
+    uint32_t next = 0;
+    for (uint32_t other = 0; other < layer; other++) {
+        bool same = !memcmp(&b->d->layers[other], &b->d->layers[layer], sizeof *b->d->layers);
+        for (int i = 0; same && i < LAYER_WEIGHT_COUNT; i++) {
+            uint32_t s = b->model->layer_slots[layer][i], t = b->model->layer_slots[other][i];
+            same = s == SLOT_NONE || b->layout->weights[s].dtype == b->layout->weights[t].dtype;
+        }
+        if (same)
+            return variants[layer] = variants[other];
+        next = MAX(next, variants[other] + 1);
+    }
+    return variants[layer] = next;
+}
+
+static void build_layer(struct builder *b, uint32_t variant)
+{
+    const struct desc_layer *layer = &b->d->layers[b->layer];
+    const struct desc_mlp *mlp = &b->d->mlps[layer->mlp];
+    struct ember_tensor in;
+    segment(b, SEGMENT_LAYER, variant);
+    in = sublayer_input(b, W_NORM_ATTN_IN, false);
+    build_attention(b, &b->d->attns[layer->attn], in);
+    sublayer_output(b, W_NORM_ATTN_OUT);
+    in = sublayer_input(b, W_NORM_MLP_IN, true);
+    if (mlp->kind == MLP_MOE)
+        build_moe(b, mlp, in);
+    else
+        build_dense(b, mlp, in);
+    sublayer_output(b, W_NORM_MLP_OUT);
+    add(b, b->x, b->delta);
+    if (b->layer + 1 < b->d->info.n_layers)
+        tap(b, b->layer + 1, b->x);
+}
+
+/* ---- the head ---- */
+
+/* The final norm, of the rows that get logits; with taps of all rows first, since the last tap is
+ * of those. */
+static void build_final_norm(struct builder *b)
+{
+    struct ember_tensor w = slot_tensor(b, b->model->final_norm);
+    struct ember_tensor bias = slot_tensor(b, b->model->final_norm_b);
+    struct ember_op *o;
+    if (b->taps) {
+        norm(b, EMBER_ROWS_TOKENS, b->x, NULL, w, bias, b->h);
+        tap(b, b->d->info.n_layers, b->h);
+    }
+    o = op(b, EMBER_OP_GATHER, EMBER_ROWS_LOGITS);
+    o->t[GATHER_X] = b->taps ? b->h : b->x;
+    o->t[GATHER_INDEX] = io_vector(b->plan->io.rows, b->rows);
+    o->t[GATHER_OUT] = b->taps ? b->final : b->gathered;
+    if (!b->taps)
+        norm(b, EMBER_ROWS_LOGITS, b->gathered, NULL, w, bias, b->final);
+}
+
+static void build_logits(struct builder *b, uint32_t first, uint32_t n)
+{
+    struct ember_op *o;
+    linear(b, EMBER_ROWS_LOGITS, b->final, tensor_rows(slot_tensor(b, b->model->head), first, n),
+           (struct ember_tensor){0}, tensor_columns(logits_tensor(b), first, n));
+    if (b->failed)
+        return;
+    o = &b->plan->ops[b->plan->n_ops - 1];
+    o->f[LINEAR_F_SCALE] = b->d->logit_scale;
+    o->f[LINEAR_F_SOFTCAP] = b->d->logit_softcap;
+}
+
+static void build_head(struct builder *b)
+{
+    uint32_t vocab = b->d->info.vocab_size, probe = MIN(vocab, (uint32_t)MODEL_PROBE_ROWS);
+    struct ember_op *o;
+    segment(b, SEGMENT_HEAD_PROBE, 0);
+    build_final_norm(b);
+    build_logits(b, 0, probe);
+    segment(b, SEGMENT_HEAD, 0);
+    if (probe < vocab)
+        build_logits(b, probe, vocab - probe);
+    o = op(b, EMBER_OP_ARGMAX, EMBER_ROWS_LOGITS);
+    o->t[ARGMAX_X] = logits_tensor(b);
+    o->t[ARGMAX_OUT] = io_vector(b->plan->io.sampled, b->rows);
+    b->plan->probe_rows = probe;
+    b->plan->final_hidden = b->final;
+}
+
+/* ---- scratch ---- */
+
+static void scratch(struct builder *b, enum ember_dtype dtype, uint32_t rows, uint32_t cols,
+                    struct ember_tensor *ret)
+{
+    if (cols && !b->failed)
+        b->failed = plan_scratch(b->plan, dtype, rows, cols, ret, b->err);
+}
+
+static void scratch_attention(struct builder *b)
+{
+    uint32_t qkv = 0, q = 0, out = 0;
+    for (uint32_t i = 0; i < b->d->info.n_layers; i++) {
+        const struct desc_attn *a = &b->d->attns[b->d->layers[i].attn];
+        qkv = MAX(qkv, (a->q_heads + a->kv_heads) * a->dk + a->kv_heads * a->dv);
+        q = MAX(q, a->q_heads * a->dk);
+        out = MAX(out, a->q_heads * a->dv);
+    }
+    scratch(b, EMBER_F32, b->tokens, qkv, &b->qkv);
+    scratch(b, EMBER_F32, b->tokens, q, &b->q);
+    scratch(b, EMBER_F32, b->tokens, out, &b->attn);
+}
+
+static void scratch_moe(struct builder *b, const struct desc_mlp *m)
+{
+    uint32_t slots, hidden = b->d->info.hidden_size;
+    if (__builtin_mul_overflow(b->tokens, m->topk, &slots)) {
+        b->failed = error_set(b->err, EOVERFLOW, "%u tokens of %u experts each are too many",
+                              b->tokens, m->topk);
+        return;
+    }
+    scratch(b, EMBER_F32, b->tokens, m->experts, &b->route_logits);
+    scratch(b, EMBER_I32, b->tokens, m->topk, &b->route_ids);
+    scratch(b, EMBER_F32, b->tokens, m->topk, &b->route_weights);
+    scratch(b, EMBER_F32, slots, 2 * m->inner, &b->experts);
+    scratch(b, EMBER_F32, slots, m->inner, &b->experts_inner);
+    scratch(b, EMBER_F32, slots, hidden, &b->experts_out);
+    if (m->shared_inner)
+        scratch(b, EMBER_F32, b->tokens, hidden, &b->shared);
+    if (m->shared_gated)
+        scratch(b, EMBER_F32, b->tokens, 1, &b->shared_gate);
+}
+
+static void scratch_mlps(struct builder *b)
+{
+    uint32_t first = 0, inner = 0;
+    for (uint32_t i = 0; i < b->d->n_mlps; i++) {
+        const struct desc_mlp *m = &b->d->mlps[i];
+        uint32_t width = m->kind == MLP_MOE ? m->shared_inner : m->inner;
+        first = MAX(first, m->kind == MLP_PLAIN ? width : 2 * width);
+        inner = MAX(inner, width);
+        if (m->kind == MLP_MOE && !b->failed)
+            scratch_moe(b, m);
+    }
+    scratch(b, EMBER_F32, b->tokens, first, &b->gate_up);
+    scratch(b, EMBER_F32, b->tokens, inner, &b->inner);
+}
+
+static void build_scratch(struct builder *b)
+{
+    uint32_t hidden = b->d->info.hidden_size;
+    scratch(b, EMBER_F32, b->tokens, hidden, &b->x);
+    scratch(b, EMBER_F32, b->tokens, hidden, &b->h);
+    scratch(b, EMBER_F32, b->tokens, hidden, &b->delta);
+    for (uint32_t i = 0; i < b->d->n_ropes; i++)
+        scratch(b, EMBER_F32, b->tokens, b->d->ropes[i].rotary, &b->ropes[i]);
+    scratch_attention(b);
+    scratch_mlps(b);
+    scratch(b, EMBER_F32, b->rows, hidden, &b->gathered);
+    scratch(b, EMBER_F32, b->rows, hidden, &b->final);
+}
+
+/* ---- */
+
+static int build(struct builder *b)
+{
+    _cleanup_free_ uint32_t *variants = mem_alloc(b->d->info.n_layers, sizeof *variants);
+    if (!variants)
+        return error_set(b->err, ENOMEM, "no memory for %u layers", b->d->info.n_layers);
+    b->plan->arena_bytes[EMBER_ARENA_WEIGHTS] = b->layout->bytes;
+    b->plan->arena_bytes[EMBER_ARENA_KV] = b->d->info.kv_page_bytes;
+    build_scratch(b);
+    build_embed(b);
+    for (b->layer = 0; b->layer < b->d->info.n_layers && !b->failed; b->layer++)
+        build_layer(b, layer_variant(b, b->layer, variants));
+    build_head(b);
+    return b->failed ? b->failed : plan_check(b->plan, b->err);
+}
+
+int model_plan(const struct model *model, const struct weights_layout *layout,
+               const struct plan_request *request, struct plan **ret, struct error *err)
+{
+    const struct model_info *info = &model->desc.info;
+    struct step_shape shape = {.tokens = request->tokens,
+                               .seqs = request->seqs,
+                               .rows = request->rows,
+                               .pages = (info->max_positions + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE,
+                               .vocab = info->vocab_size,
+                               .hidden = info->hidden_size,
+                               .taps = request->taps ? info->n_layers + 1 : 0};
+    _cleanup_(plan_freep) struct plan *plan = NULL;
+    struct builder b = {.model = model,
+                        .d = &model->desc,
+                        .layout = layout,
+                        .err = err,
+                        .tokens = request->tokens,
+                        .rows = request->rows,
+                        .taps = request->taps};
+    int r;
+    if ((r = layout_check(model, layout, err)) < 0 || (r = plan_new(&shape, &plan, err)) < 0)
+        return r;
+    b.plan = plan;
+    r = build(&b);
+    if (r < 0)
+        return r;
+    *ret = TAKE(plan);
+    return 0;
+}

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The description of a model: what model/arch/NAME.c (an architecture, static data) and a
+ * config.json (numbers) come to. The builder (build.c) makes plans from it and knows no
+ * architecture by name.
+ *
+ * A block is: x += scale * norm(attn(norm(x))); x += scale * norm(mlp(norm(x))), where each of the
+ * four norms may be absent: pre-norm, post-norm and sandwich blocks are one form. Layers name one
+ * of a few attention kinds and one of a few MLP kinds; layers that name the same ones are alike.
+ */
+#ifndef EMBER_MODEL_DESC_H
+#define EMBER_MODEL_DESC_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <ember/op.h>
+
+#include "model/config.h"
+#include "model/model.h"
+
+enum block_norm { NORM_ATTN_IN, NORM_ATTN_OUT, NORM_MLP_IN, NORM_MLP_OUT, BLOCK_NORMS };
+
+/*
+ * Names of checkpoint modules, without ".weight" or ".bias". Those of a layer stand behind `layer`,
+ * in which '#' is the layer's number; '*' is an expert's number. NULL: llama's name, or no such
+ * module.
+ */
+struct desc_names {
+    const char *embed, *head, *final_norm, *layer;
+    const char *norm[BLOCK_NORMS]; /* all NULL: llama's two */
+    const char *q, *k, *v, *o;
+    const char *qkv; /* stored fused: rows of q, k, v */
+    const char *q_norm, *k_norm;
+    const char *sinks; /* a whole tensor name */
+    const char *gate, *up, *down;
+    const char *gate_up; /* stored fused: rows of gate, then up */
+    const char *router;
+    const char *route_bias; /* a whole tensor name: the score correction */
+    const char *expert_gate, *expert_up, *expert_down;
+    const char *shared_gate, *shared_up, *shared_down, *shared_sigmoid;
+};
+
+/* A rope table: one kind of scaling over one width. */
+struct desc_rope {
+    uint32_t kind;   /* enum ember_rope */
+    uint32_t rotary; /* elements of a head that it turns: twice the table's frequencies */
+    double attention_factor, theta, factor, max_position;
+    float *inv_freq; /* [rotary / 2], owned by the description */
+};
+
+struct desc_attn {
+    uint32_t q_heads, kv_heads, dk, dv;
+    uint32_t window; /* 0: full */
+    int32_t rope;    /* index of a table, -1: no rotation */
+    bool interleaved, sinks, qkv_bias, o_bias, norm_after_rope;
+    uint8_t qk_norm; /* enum ember_qk_norm */
+    double scale, softcap, v_scale;
+};
+
+enum mlp_kind { MLP_GATED, MLP_PLAIN, MLP_MOE };
+
+struct desc_mlp {
+    uint8_t kind, act; /* enum ember_act */
+    bool bias;
+    uint32_t inner; /* of the MLP, or of each expert */
+    /* MoE */
+    uint32_t experts, topk, groups, top_groups;
+    uint8_t route; /* enum ember_route */
+    bool normalize, route_bias, router_bias;
+    double route_scale;
+    uint32_t shared_inner; /* 0: no shared expert */
+    bool shared_gated;     /* the shared expert's output times sigmoid(shared_sigmoid(x)) */
+};
+
+struct desc_layer {
+    uint8_t attn, mlp;
+};
+
+#define DESC_ATTNS 4
+#define DESC_MLPS 2
+#define DESC_ROPES 4
+
+struct desc {
+    struct model_info info;
+    struct desc_names names;
+    uint8_t norm; /* enum ember_norm */
+    bool norm_bias, tied;
+    double eps, norm_w_bias;
+    double embed_scale, residual_scale, logit_scale, logit_softcap;
+    uint32_t n_attns, n_mlps, n_ropes;
+    struct desc_attn attns[DESC_ATTNS];
+    struct desc_mlp mlps[DESC_MLPS];
+    struct desc_rope ropes[DESC_ROPES];
+    struct desc_layer *layers; /* [info.n_layers], owned */
+};
+
+/* Reads a config by the architecture that it names. -ENOTSUP, -EINVAL as model_from_config. */
+int desc_read(struct config *config, struct desc *ret, struct error *err);
+void desc_clear(struct desc *desc);
+
+/* ---- for the reader and the architectures' own hooks ---- */
+
+/* Attention kinds that the reader makes; hooks may add more (desc_add_attn). */
+enum { ATTN_FULL, ATTN_SLIDING };
+/* Appends a copy of kind `of`; returns its number, or `of` with an error noted when there is no
+ * room. */
+uint8_t desc_add_attn(struct desc *desc, struct config *config, uint8_t of);
+
+/* enum ember_act of a config's word; notes -ENOTSUP with those known. */
+uint8_t desc_act(struct config *config, const char *word);
+
+/*
+ * Adds the rope table that the config's rope_parameters or rope_theta/rope_scaling ask for
+ * (`layer_type`: the entry of that name where they differ by it; may be NULL), for heads of
+ * `head_dim` of which a share `partial` is turned unless the config says otherwise. Returns its
+ * index; equal tables are shared.
+ */
+int32_t desc_add_rope(struct desc *desc, struct config *config, const char *layer_type,
+                      uint32_t head_dim, double partial, double theta);
+
+#endif

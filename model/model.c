@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/model_private.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define CONFIG_LEN_MAX (16 * MIB)
+
+void model_free(struct model *model)
+{
+    if (!model)
+        return;
+    desc_clear(&model->desc);
+    free(model->slots);
+    free(model->parts);
+    free(model->layer_slots);
+    buffer_free(&model->text);
+    free(model);
+}
+
+const struct model_info *model_info(const struct model *model)
+{
+    return &model->desc.info;
+}
+
+/* Bytes of K and V of one layer in one page; both are kept in float32. */
+static uint64_t layer_page_bytes(const struct desc_attn *a)
+{
+    return (uint64_t)KV_PAGE_SIZE * a->kv_heads * (a->dk + a->dv) * 4;
+}
+
+static int finish_info(struct model *model, struct error *err)
+{
+    struct model_info *info = &model->desc.info;
+    for (uint32_t i = 0; i < info->n_layers; i++)
+        info->kv_page_bytes += layer_page_bytes(&model->desc.attns[model->desc.layers[i].attn]);
+    for (uint32_t i = 0; i < model->n_parts; i++)
+        if (!model->parts[i].constant &&
+            !size_add(info->parameters, model->parts[i].elements, &info->parameters))
+            return error_set(err, EOVERFLOW, "the model has too many parameters to count");
+    return 0;
+}
+
+int model_from_config(const char *json, size_t len, const char *name, struct model **ret,
+                      struct error *err)
+{
+    _cleanup_(config_freep) struct config *config = NULL;
+    _cleanup_(model_freep) struct model *model = mem_alloc(1, sizeof *model);
+    int r;
+    if (!model)
+        return error_set(err, ENOMEM, "%s: no memory", name);
+    if (len > CONFIG_LEN_MAX)
+        return error_set(err, EINVAL, "%s: %zu bytes are too many for a config", name, len);
+    if ((r = config_parse(json, len, name, &config, err)) < 0 ||
+        (r = desc_read(config, &model->desc, err)) < 0)
+        return r;
+    if ((r = model_make_slots(model, err)) < 0 || (r = finish_info(model, err)) < 0)
+        return error_prefix(err, "%s", name);
+    *ret = TAKE(model);
+    return 0;
+}

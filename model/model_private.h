@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the files of the model layer share: a model's resident tensors ("slots") and the checkpoint
+ * tensors that they are made of ("parts"), enumerable without a checkpoint.
+ */
+#ifndef EMBER_MODEL_PRIVATE_H
+#define EMBER_MODEL_PRIVATE_H
+
+#include "model/desc.h"
+#include "model/model.h"
+
+/* Resident tensors of a layer: X(id, name). Names appear as "layers.3.qkv". */
+#define LAYER_WEIGHTS(X)                                                                           \
+    X(W_NORM_ATTN_IN, "norm_attn_in")                                                              \
+    X(W_NORM_ATTN_IN_B, "norm_attn_in_bias")                                                       \
+    X(W_QKV, "qkv")                                                                                \
+    X(W_QKV_B, "qkv_bias")                                                                         \
+    X(W_Q_NORM, "q_norm")                                                                          \
+    X(W_K_NORM, "k_norm")                                                                          \
+    X(W_SINKS, "sinks")                                                                            \
+    X(W_O, "o")                                                                                    \
+    X(W_O_B, "o_bias")                                                                             \
+    X(W_NORM_ATTN_OUT, "norm_attn_out")                                                            \
+    X(W_NORM_ATTN_OUT_B, "norm_attn_out_bias")                                                     \
+    X(W_NORM_MLP_IN, "norm_mlp_in")                                                                \
+    X(W_NORM_MLP_IN_B, "norm_mlp_in_bias")                                                         \
+    X(W_GATE_UP, "gate_up") /* of a plain MLP: its first matrix */                                 \
+    X(W_GATE_UP_B, "gate_up_bias")                                                                 \
+    X(W_DOWN, "down")                                                                              \
+    X(W_DOWN_B, "down_bias")                                                                       \
+    X(W_ROUTER, "router")                                                                          \
+    X(W_ROUTER_B, "router_bias")                                                                   \
+    X(W_ROUTE_BIAS, "route_bias")                                                                  \
+    X(W_EXPERTS_GATE_UP, "experts_gate_up") /* [E, 2 I, D] */                                      \
+    X(W_EXPERTS_DOWN, "experts_down")       /* [E, D, I] */                                        \
+    X(W_SHARED_GATE_UP, "shared_gate_up")                                                          \
+    X(W_SHARED_DOWN, "shared_down")                                                                \
+    X(W_SHARED_SIGMOID, "shared_sigmoid")                                                          \
+    X(W_NORM_MLP_OUT, "norm_mlp_out")                                                              \
+    X(W_NORM_MLP_OUT_B, "norm_mlp_out_bias")
+
+enum layer_weight {
+#define X(id, name) id,
+    LAYER_WEIGHTS(X)
+#undef X
+        LAYER_WEIGHT_COUNT
+};
+
+#define SLOT_NONE UINT32_MAX
+
+/* A checkpoint tensor that makes up a run of a slot's elements, or (constant) bytes of our own. */
+struct part {
+    uint32_t name; /* offset in the model's text */
+    uint8_t rank;
+    uint32_t dim[3]; /* as the checkpoint must have it */
+    uint64_t first, elements;
+    const void *constant; /* float32 */
+};
+
+struct slot {
+    uint32_t name;
+    uint8_t rank;
+    bool page_start; /* begins on a page boundary of the arena */
+    bool matrix;     /* multiplied with, rather than added or scaled by */
+    uint32_t dim[3];
+    uint64_t elements;
+    uint32_t first_part, n_parts;
+};
+
+struct model {
+    struct desc desc;
+    struct slot *slots;
+    struct part *parts;
+    uint32_t n_slots, n_parts, cap_slots, cap_parts;
+    struct buffer text;                          /* names, each with its NUL */
+    uint32_t (*layer_slots)[LAYER_WEIGHT_COUNT]; /* SLOT_NONE: the layer has none */
+    uint32_t embed, head, final_norm, final_norm_b, ropes[DESC_ROPES];
+};
+
+static inline const char *model_text(const struct model *model, uint32_t offset)
+{
+    return model->text.data + offset;
+}
+
+/* Fills slots and parts from model->desc. */
+int model_make_slots(struct model *model, struct error *err);
+
+/*
+ * Checkpoints of multimodal wrappers keep the language model under another prefix. Variant 0 is the
+ * plain one; the name of a part under a variant is written to `name`. False when there is no such
+ * variant.
+ */
+bool model_part_name(const struct model *model, const struct part *part, uint32_t variant,
+                     struct buffer *name);
+
+/*
+ * The layout that follows from the dtypes of the slots. `variant` names the parts. Never trusts
+ * `dtypes`: -EINVAL for one that is no float type.
+ */
+int layout_make(const struct model *model, const uint8_t *dtypes, uint32_t variant,
+                struct weights_layout **ret, struct error *err);
+/* The variant that a layout was made with. */
+uint32_t layout_variant(const struct weights_layout *layout);
+/* 0 when the layout is one of this model. */
+int layout_check(const struct model *model, const struct weights_layout *layout, struct error *err);
+
+#endif
