@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Models: what is registered, how a load goes, what is resident. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "base/mem.h"
+#include "daemon/manager/manager.h"
+#include "kernels/plan.h"
+
+#define KV_TOKENS_DEFAULT 8192 /* of an instance when kv_bytes is not configured */
+#define KV_PAGES_LEAST 64
+#define OWN_BYTES_GUESS (16 * MIB) /* of an instance beside its KV, until one has been measured */
+#define LOADER_EXIT_NS UINT64_C(5000000000)
+
+/* ---- the table ---- */
+
+int mgr_model_name_of(const char *path, char name[MGR_NAME_MAX + 1], struct error *err)
+{
+    size_t len = strlen(path);
+
+    while (len && path[len - 1] == '/')
+        len--;
+    size_t start = len;
+    while (start && path[start - 1] != '/')
+        start--;
+    if (start == len || len - start > MGR_NAME_MAX)
+        return error_set(err, EINVAL, "%s: its last component is no name for a model; give one",
+                         path);
+    memcpy(name, path + start, len - start);
+    name[len - start] = 0;
+    return 0;
+}
+
+int mgr_model_path_check(const char *path, char **ret, struct error *err)
+{
+    size_t len = strlen(path);
+
+    if (path[0] != '/')
+        return error_set(err, EINVAL,
+                         "\"%s\" is not an absolute path; the daemon's working directory is not "
+                         "yours, give the path from / on",
+                         path);
+    if (len >= 4096)
+        return error_set(err, EINVAL, "a path of %zu bytes; at most 4095 are possible", len);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    *ret = x_strndup(path, len);
+    return 0;
+}
+
+static int check_name(const char *name, struct error *err)
+{
+    size_t len = strlen(name);
+
+    if (!len || len > MGR_NAME_MAX)
+        return error_set(err, EINVAL, "a model's name has 1 to %d bytes, this one has %zu",
+                         MGR_NAME_MAX, len);
+    for (size_t i = 0; i < len; i++)
+        if ((unsigned char)name[i] <= 0x20 || name[i] == 0x7f)
+            return error_set(err, EINVAL,
+                             "a model's name has no blanks or control characters; choose another");
+    return 0;
+}
+
+struct mgr_model *mgr_model_find(struct mgr *mgr, const char *name)
+{
+    struct mgr_model *model;
+
+    if (!*name)
+        return mgr->default_model;
+    TAILQ_FOREACH(model, &mgr->models, link)
+    if (!strcmp(model->name, name))
+        return model;
+    return NULL;
+}
+
+static int rebind(struct mgr_model *model, const char *path, struct error *err)
+{
+    if (!strcmp(model->path, path))
+        return 0;
+    if (model->state != MODEL_COLD && model->state != MODEL_FAILED)
+        return error_set(err, EEXIST,
+                         "the name \"%s\" belongs to %s; unload that first or choose another name",
+                         model->name, model->path);
+    free(model->path);
+    model->path = x_strdup(path);
+    model->own_bytes = 0;
+    return 0;
+}
+
+int mgr_model_register(struct mgr *mgr, const char *name, const char *path, struct mgr_model **ret,
+                       struct error *err)
+{
+    struct mgr_model *model;
+    int r = check_name(name, err);
+
+    if (r < 0)
+        return r;
+    model = mgr_model_find(mgr, name);
+    if (model) {
+        r = rebind(model, path, err);
+        if (r == 0)
+            *ret = model;
+        return r;
+    }
+    if (mgr->n_models >= 4096)
+        return error_set(err, ENOMEM, "4096 models are registered, no more are possible");
+    model = x_alloc(sizeof *model);
+    model->mgr = mgr;
+    snprintf(model->name, sizeof model->name, "%s", name);
+    model->path = x_strdup(path);
+    model->weights_fd = model->manifest_fd = -1;
+    model->standby = -1;
+    model->phase = "";
+    TAILQ_INIT(&model->waiting);
+    TAILQ_INIT(&model->loads);
+    TAILQ_INIT(&model->unloads);
+    TAILQ_INSERT_TAIL(&mgr->models, model, link);
+    mgr->n_models++;
+    *ret = model;
+    return 0;
+}
+
+void mgr_model_free(struct mgr_model *model)
+{
+    TAILQ_REMOVE(&model->mgr->models, model, link);
+    model->mgr->n_models--;
+    fd_close(model->weights_fd);
+    fd_close(model->manifest_fd);
+    free(model->path);
+    free(model);
+}
+
+static void check_invariants(const struct mgr_model *model)
+{
+    bool parked = model->state == MODEL_PARKED;
+    uint32_t instances = 0;
+
+    for (int i = 0; i < INSTANCE_GONE; i++)
+        instances += model->instances[i];
+    if ((model->weights_fd >= 0) != parked || (model->manifest_fd >= 0) != parked ||
+        (instances && !parked && model->state != MODEL_LEAVING) ||
+        (model->charged && (model->state == MODEL_COLD || model->state == MODEL_FAILED)) ||
+        (model->loader == NULL && model->state == MODEL_LOADING)) {
+        log_error("model in an impossible state", "model=%s state=%d instances=%u charged=%llu",
+                  model->name, model->state, instances, (unsigned long long)model->charged);
+        abort();
+    }
+}
+
+void mgr_model_set_state(struct mgr_model *model, enum model_state state)
+{
+    static const unsigned from[] = {
+#define X(id, warmth, allowed) [id] = allowed,
+        MGR_MODEL_STATES(X)
+#undef X
+    };
+
+    if (!(from[state] & BIT(model->state))) {
+        log_error("impossible transition of a model", "model=%s from=%d to=%d", model->name,
+                  model->state, state);
+        abort();
+    }
+    model->state = state;
+    model->used_ns = clock_ns();
+    check_invariants(model);
+    mgr_settle_soon(model->mgr);
+}
+
+/* ---- numbers ---- */
+
+bool mgr_model_wanted(const struct mgr_model *model)
+{
+    return model->wanted || model->n_waiting || !TAILQ_EMPTY(&model->loads);
+}
+
+uint32_t mgr_model_target(const struct mgr_model *model)
+{
+    return (uint32_t)(model->standby >= 0 ? model->standby : model->mgr->options.standby);
+}
+
+/* Enough for KV_TOKENS_DEFAULT tokens, an eighth of the budget at most, and never absurdly few. */
+uint64_t mgr_model_kv_bytes(const struct mgr_model *model)
+{
+    uint64_t page = model->kv_page_bytes, bytes, least;
+
+    if (model->kv_asked)
+        return model->kv_asked;
+    if (model->mgr->options.kv_bytes)
+        return model->mgr->options.kv_bytes;
+    if (!page || !size_mul(page, KV_TOKENS_DEFAULT / KV_PAGE_SIZE, &bytes))
+        return 64 * MIB;
+    least = page * KV_PAGES_LEAST;
+    return MAX(least, MIN(bytes, mgr_budget(model->mgr) / 8));
+}
+
+uint64_t mgr_model_instance_bytes(const struct mgr_model *model)
+{
+    uint64_t sum;
+
+    if (model->own_bytes)
+        return model->own_bytes;
+    return size_add(mgr_model_kv_bytes(model), OWN_BYTES_GUESS, &sum) ? sum : UINT64_MAX;
+}
+
+/* ---- loading ---- */
+
+static void load_failed(struct mgr_model *model, const struct error *why)
+{
+    struct error text = *why;
+
+    model->charged = 0;
+    model->wanted = false;
+    model->phase = "";
+    if (model->load_late) {
+        model->load_late = false;
+        mgr_model_set_state(model, MODEL_COLD);
+        mgr_watch_unloaded(model);
+        return;
+    }
+    error_prefix(&text, "model %s", model->name);
+    log_warn("load failed", "model=%s path=%s error=\"%s\"", model->name, model->path, text.text);
+    model->error = text;
+    model->mgr->counters.load_failures++;
+    mgr_model_set_state(model, MODEL_FAILED);
+    mgr_spawn_fail(model, model->n_waiting, &text);
+    mgr_watch_loaded(model, &text);
+}
+
+static void arm_watchdog(struct mgr_model *model)
+{
+    child_deadline(model->loader, model->mgr->options.load_timeout_no_progress, "progress");
+}
+
+static void on_planned(struct mgr_model *model, const Ember__V1__LoaderPlanned *planned)
+{
+    snprintf(model->architecture, sizeof model->architecture, "%s", planned->architecture);
+    model->weights_bytes = planned->weights_bytes;
+    model->parameters = planned->parameters;
+    model->vocab_size = planned->vocab_size;
+    model->max_positions = planned->max_positions;
+    model->kv_page_bytes = planned->kv_page_bytes;
+    model->phase = "admitting";
+    child_deadline(model->loader, 0, NULL); /* the next move is ours */
+    mgr_watch_progress(model, true);
+    mgr_settle_soon(model->mgr);
+}
+
+void mgr_model_load_admit(struct mgr_model *model)
+{
+    Ember__V1__LoaderAdmitted admitted = EMBER__V1__LOADER_ADMITTED__INIT;
+    Ember__V1__ToLoader message = EMBER__V1__TO_LOADER__INIT;
+
+    model->charged = model->weights_bytes;
+    model->phase = "reading";
+    message.kind_case = EMBER__V1__TO_LOADER__KIND_ADMITTED;
+    message.admitted = &admitted;
+    arm_watchdog(model);
+    child_send(model->loader, &message.base, NULL, 0);
+    mgr_watch_progress(model, true);
+}
+
+void mgr_model_load_refuse(struct mgr_model *model, const struct error *why)
+{
+    model->phase = "ending";
+    child_last_words(model->loader, -why->code, "%s", why->text);
+    child_kill(model->loader);
+}
+
+static void on_progress(struct mgr_model *model, uint64_t bytes_done)
+{
+    if (bytes_done <= model->bytes_done)
+        return;
+    model->bytes_done = MIN(bytes_done, model->weights_bytes);
+    arm_watchdog(model);
+    mgr_watch_progress(model, false);
+}
+
+static void on_done(struct mgr_model *model, const Ember__V1__LoaderDone *done, int *fds)
+{
+    struct mgr *mgr = model->mgr;
+
+    snprintf(model->digest, sizeof model->digest, "%s", done->digest);
+    model->weights_fd = TAKE_FD(fds[0]);
+    model->manifest_fd = TAKE_FD(fds[1]);
+    model->load_ns = clock_ns() - model->load_started_ns;
+    model->bytes_done = model->weights_bytes;
+    model->wanted = false;
+    model->error = (struct error){0};
+    model->failures = 0;
+    model->phase = "";
+    child_deadline(model->loader, LOADER_EXIT_NS, "exit of the loader");
+    mgr->counters.loads++;
+    for (struct mgr_spawn *s = TAILQ_FIRST(&model->waiting); s; s = TAILQ_NEXT(s, link))
+        s->parked_ns = clock_ns();
+    mgr_model_set_state(model, MODEL_PARKED);
+    log_info("model resident", "model=%s bytes=%llu ms=%.1f digest=%s", model->name,
+             (unsigned long long)model->weights_bytes, (double)model->load_ns / 1e6, model->digest);
+    mgr_fdstore_put(model);
+    mgr_watch_loaded(model, NULL);
+}
+
+static bool phase_is(const struct mgr_model *model, const char *phase)
+{
+    return model->state == MODEL_LOADING && !strcmp(model->phase, phase);
+}
+
+static void loader_message(void *owner, const uint8_t *data, size_t len, int *fds, size_t n_fds)
+{
+    struct mgr_model *model = owner;
+    Ember__V1__FromLoader *m = ember__v1__from_loader__unpack(NULL, len, data);
+    bool understood = true;
+
+    if (m && m->kind_case == EMBER__V1__FROM_LOADER__KIND_FAILED)
+        child_last_words(model->loader, m->failed->error, "%s", m->failed->text);
+    else if (m && m->kind_case == EMBER__V1__FROM_LOADER__KIND_PLANNED &&
+             phase_is(model, "planning"))
+        on_planned(model, m->planned);
+    else if (m && m->kind_case == EMBER__V1__FROM_LOADER__KIND_PROGRESS &&
+             phase_is(model, "reading"))
+        on_progress(model, m->progress->bytes_done);
+    else if (m && m->kind_case == EMBER__V1__FROM_LOADER__KIND_DONE && phase_is(model, "reading") &&
+             n_fds == 2)
+        on_done(model, m->done, fds);
+    else if (!phase_is(model, "ending"))
+        understood = false;
+    if (!understood) {
+        child_last_words(model->loader, EPROTO, "the loader sent what it may not send while %s",
+                         model->phase);
+        child_kill(model->loader);
+    }
+    ember__v1__from_loader__free_unpacked(m, NULL);
+}
+
+static void loader_exited(void *owner, const struct error *why)
+{
+    struct mgr_model *model = owner;
+
+    model->loader = NULL;
+    if (model->state == MODEL_LOADING)
+        load_failed(model, why);
+    mgr_settle_soon(model->mgr);
+}
+
+void mgr_model_load_start(struct mgr_model *model)
+{
+    static const struct child_handlers handlers = {loader_message, loader_exited};
+    Ember__V1__LoaderStart start = EMBER__V1__LOADER_START__INIT;
+    Ember__V1__ToLoader message = EMBER__V1__TO_LOADER__INIT;
+    struct error err = {0};
+
+    if (child_start(model->mgr->base, "ember-loader", model->name, &handlers, model, &model->loader,
+                    &err) < 0) {
+        error_prefix(&err, "model %s", model->name);
+        model->error = err;
+        model->wanted = false;
+        model->mgr->counters.load_failures++;
+        log_warn("load failed", "model=%s error=\"%s\"", model->name, err.text);
+        mgr_spawn_fail(model, model->n_waiting, &err);
+        mgr_watch_loaded(model, &err);
+        return;
+    }
+    log_info("loading", "model=%s path=%s pid=%d", model->name, model->path,
+             (int)child_pid(model->loader));
+    model->phase = "planning";
+    model->load_started_ns = clock_ns();
+    model->bytes_done = 0;
+    mgr_model_set_state(model, MODEL_LOADING);
+    start.path = model->path;
+    start.threads = (uint32_t)model->mgr->options.threads;
+    message.kind_case = EMBER__V1__TO_LOADER__KIND_START;
+    message.start = &start;
+    arm_watchdog(model);
+    child_send(model->loader, &message.base, NULL, 0);
+    mgr_watch_progress(model, true);
+}
+
+/* ---- residency ---- */
+
+void mgr_model_adopt(struct mgr_model *model, int weights_fd, int manifest_fd)
+{
+    model->weights_fd = weights_fd;
+    model->manifest_fd = manifest_fd;
+    model->charged = model->weights_bytes;
+    mgr_model_set_state(model, MODEL_PARKED);
+    log_info("model taken up again", "model=%s bytes=%llu digest=%s", model->name,
+             (unsigned long long)model->weights_bytes, model->digest);
+}
+
+void mgr_model_check_left(struct mgr_model *model)
+{
+    if (model->state != MODEL_LEAVING)
+        return;
+    for (int i = 0; i < INSTANCE_GONE; i++)
+        if (model->instances[i])
+            return;
+    model->charged = 0;
+    mgr_model_set_state(model, MODEL_COLD);
+    mgr_watch_unloaded(model);
+}
+
+static void stop_instances(struct mgr_model *model, const char *reason)
+{
+    struct mgr_instance *instance;
+
+    TAILQ_FOREACH(instance, &model->mgr->instances, link)
+    if (instance->model == model)
+        mgr_instance_stop(instance, reason);
+}
+
+void mgr_model_unload(struct mgr_model *model, const struct error *why)
+{
+    model->wanted = false;
+    mgr_spawn_fail(model, model->n_waiting, why);
+    mgr_watch_loaded(model, why);
+    if (model->state == MODEL_LOADING) {
+        model->load_late = true;
+        model->phase = "ending";
+        child_kill(model->loader);
+    } else if (model->state == MODEL_PARKED) {
+        log_info("model given up", "model=%s bytes=%llu reason=\"%s\"", model->name,
+                 (unsigned long long)model->weights_bytes, why->text);
+        mgr_fdstore_remove(model);
+        model->weights_fd = fd_close(model->weights_fd);
+        model->manifest_fd = fd_close(model->manifest_fd);
+        mgr_model_set_state(model, MODEL_LEAVING);
+        stop_instances(model, why->text);
+        mgr_model_check_left(model);
+    } else if (model->state == MODEL_COLD || model->state == MODEL_FAILED) {
+        mgr_watch_unloaded(model);
+    }
+}
