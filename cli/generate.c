@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* emberctl generate: leases an instance, drives it, streams the text. */
+#include "cli/commands.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "cli/generation.h"
+#include "cli/output.h"
+#include "model/tokenizer/tokenizer.h"
+
+#define PROMPT_MAX (16 * MIB)
+
+static int read_stdin(struct buffer *text, struct error *err)
+{
+    ssize_t n;
+
+    do {
+        if (text->len > PROMPT_MAX || buffer_reserve(text, 65536) < 0)
+            return error_set(err, EFBIG, "the prompt on standard input is larger than 16 MiB");
+        n = read(STDIN_FILENO, text->data + text->len, 65536);
+        if (n < 0 && errno != EINTR)
+            return error_sys(err, errno, "standard input");
+        text->len += n > 0 ? (size_t)n : 0;
+        text->data[text->len] = 0;
+    } while (n);
+    return 0;
+}
+
+/* The words of the command line, or standard input for "-" or when it is not a terminal. */
+static int read_prompt(const struct verb_call *call, struct buffer *text, struct error *err)
+{
+    if ((!call->argc && !isatty(STDIN_FILENO)) || (call->argc == 1 && !strcmp(call->argv[0], "-")))
+        return read_stdin(text, err);
+    for (int i = 0; i < call->argc; i++)
+        if (buffer_printf(text, "%s%s", i ? " " : "", call->argv[i]) < 0)
+            return error_set(err, ENOMEM, "no memory for the prompt");
+    return text->len ? 0 : error_set(err, EINVAL, "no prompt: give it as words, or on standard input");
+}
+
+/* The ChatML form, for models that have its tokens; other templates need the template interpreter. */
+static int chat_form(const struct tokenizer *tokenizer, struct buffer *text, struct error *err)
+{
+    struct buffer turn = {0};
+
+    if (tokenizer_token_id(tokenizer, "<|im_start|>", 12) < 0 ||
+        tokenizer_token_id(tokenizer, "<|im_end|>", 10) < 0)
+        return error_set(err, ENOTSUP,
+                         "--chat knows only the ChatML form, which this model does not have; give the "
+                         "prompt in the model's own form without --chat");
+    if (buffer_printf(&turn, "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n", text->data) < 0)
+        return error_set(err, ENOMEM, "no memory for the prompt");
+    buffer_free(text);
+    *text = turn;
+    return 0;
+}
+
+struct output {
+    const struct verb_call *call;
+    struct detok *detok;
+    struct buffer text; /* all of it, for --json */
+    struct buffer piece;
+};
+
+static int emit(struct output *out, struct error *err)
+{
+    if (buffer_append(&out->text, out->piece.data, out->piece.len) < 0)
+        return error_set(err, ENOMEM, "no memory for the text");
+    if (!cli_json(out->call)) {
+        fwrite(out->piece.data, 1, out->piece.len, stdout);
+        fflush(stdout);
+    }
+    out->piece.len = 0;
+    return 0;
+}
+
+static int push_prompt(struct output *out, const uint32_t *ids, size_t n, struct error *err)
+{
+    int r = 0;
+
+    for (size_t i = 0; i < n && r == 0; i++)
+        r = detok_push(out->detok, ids[i], &out->piece, err);
+    out->piece.len = 0;
+    return r;
+}
+
+static int stream(struct generation *g, struct output *out, const char **ret_reason,
+                  struct error *err)
+{
+    uint32_t token;
+    int r = 0;
+
+    *ret_reason = "length";
+    while (!cli_interrupted) {
+        uint32_t before = g->n_tokens;
+        int end = generation_next(g, &token, err);
+        if (end < 0)
+            return end;
+        if (g->n_tokens > before) {
+            r = detok_push(out->detok, token, &out->piece, err);
+            if (r == 0)
+                r = emit(out, err);
+            if (end)
+                *ret_reason = "stop";
+        }
+        if (r < 0 || end)
+            break;
+    }
+    if (cli_interrupted)
+        *ret_reason = "interrupted";
+    if (r == 0)
+        r = detok_finish(out->detok, &out->piece, err);
+    return r == 0 ? emit(out, err) : r;
+}
+
+static json_t *summary(const struct generation *g, const struct output *out, const char *reason)
+{
+    uint32_t made = g->n_tokens - g->n_prompt;
+    double ms = clock_ms_since(g->started_ns);
+    double decode_ms = ms - g->first_token_ms;
+    json_t *ids = json_array();
+
+    for (uint32_t i = 0; i < made; i++)
+        json_array_append_new(ids, json_integer(g->tokens[g->n_prompt + i]));
+    return json_pack("{s:o?, s:s, s:o, s:i, s:i, s:f, s:f, s:f, s:i}", "text",
+                     json_stringn_nocheck(out->text.data ? out->text.data : "", out->text.len),
+                     "finish_reason", reason, "ids", ids, "prompt_tokens", (int)g->n_prompt,
+                     "tokens", (int)made, "spawn_ms", g->spawn_ms, "first_token_ms",
+                     g->first_token_ms, "tokens_per_second",
+                     made > 1 && decode_ms > 0 ? (made - 1) * 1000.0 / decode_ms : 0.0, "replays",
+                     (int)g->replays);
+}
+
+static void print_summary(const struct verb_call *call, json_t *s)
+{
+    char a[24], b[24];
+
+    if (cli_json(call)) {
+        json_dumpf(s, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        putchar('\n');
+    } else {
+        putchar('\n');
+        if (isatty(STDERR_FILENO) || verb_flag(call, "stats"))
+            fprintf(stderr,
+                    "[%d prompt tokens, %d new, instance in %s, first token after %s, %.1f tokens/s]\n",
+                    (int)json_integer_value(json_object_get(s, "prompt_tokens")),
+                    (int)json_integer_value(json_object_get(s, "tokens")),
+                    cli_ms(json_number_value(json_object_get(s, "spawn_ms")), a),
+                    cli_ms(json_number_value(json_object_get(s, "first_token_ms")), b),
+                    json_number_value(json_object_get(s, "tokens_per_second")));
+    }
+    json_decref(s);
+}
+
+static struct generation_options options_of(const struct verb_call *call)
+{
+    return (struct generation_options){
+        .model = verb_string(call, "model"),
+        .temperature = strtof(verb_string(call, "temperature"), NULL),
+        .top_p = strtof(verb_string(call, "top-p"), NULL),
+        .min_p = strtof(verb_string(call, "min-p"), NULL),
+        .top_k = (uint32_t)verb_int(call, "top-k"),
+        .seed = (uint64_t)verb_int(call, "seed"),
+        .max_tokens = (uint32_t)verb_int(call, "max-tokens"),
+        .ignore_eos = verb_flag(call, "ignore-eos")};
+}
+
+static int generate(const struct verb_call *call, struct generation *g, struct buffer *prompt,
+                    struct error *err)
+{
+    _cleanup_(tokenizer_freep) struct tokenizer *tokenizer = NULL;
+    _cleanup_free_ uint32_t *ids = NULL;
+    struct output out = {.call = call};
+    const char *reason = "stop";
+    size_t n;
+
+    int r = tokenizer_load(step_client_welcome(g->client)->tokenizer_dir, &tokenizer, err);
+    if (r == 0 && verb_flag(call, "chat"))
+        r = chat_form(tokenizer, prompt, err);
+    if (r == 0)
+        r = tokenizer_encode(tokenizer, prompt->data, prompt->len, true, &ids, &n, err);
+    if (r == 0)
+        r = generation_prompt(g, ids, n, err);
+    if (r == 0 && detok_new(tokenizer, true, &out.detok) < 0)
+        r = error_set(err, ENOMEM, "no memory for the detokenizer");
+    if (r == 0)
+        r = push_prompt(&out, ids, n, err);
+    if (r == 0)
+        r = stream(g, &out, &reason, err);
+    if (r == 0)
+        print_summary(call, summary(g, &out, reason));
+    detok_free(out.detok);
+    buffer_free(&out.text);
+    buffer_free(&out.piece);
+    return r;
+}
+
+int run_generate(const struct verb_call *call)
+{
+    _cleanup_(control_freep) struct control *control = NULL;
+    _cleanup_(buffer_free) struct buffer prompt = {0};
+    struct generation_options options = options_of(call);
+    struct generation g = {0};
+    struct error err = {0};
+
+    cli_catch_interrupts();
+    int r = read_prompt(call, &prompt, &err);
+    if (r == 0)
+        r = control_open(call, &control, &err);
+    if (r == 0)
+        r = generation_begin(&g, control, &options, &err);
+    if (r == 0)
+        r = generate(call, &g, &prompt, &err);
+    generation_end(&g);
+    if (r < 0)
+        return cli_fail(call, &err);
+    return cli_interrupted ? CLI_INTERRUPTED : CLI_OK;
+}

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* emberctl synth: a checkpoint with random weights of a given config.json or of a known shape. */
+#include "cli/commands.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/fd.h"
+#include "cli/output.h"
+#include "cli/shapes.h"
+#include "model/synth.h"
+
+struct shape {
+    const char *name;
+    unsigned hidden, intermediate, layers, heads, kv_heads, head_dim;
+    const char *tied;
+};
+
+/* Qwen3 (Apache-2.0): the sizes in each model's published config.json. */
+static const struct shape shapes[] = {{"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, "true"},
+                                      {"qwen3-1.7b", 2048, 6144, 28, 16, 8, 128, "true"},
+                                      {"qwen3-4b", 2560, 9728, 36, 32, 8, 128, "true"},
+                                      {"qwen3-8b", 4096, 12288, 36, 32, 8, 128, "false"}};
+
+const char *const shape_names[] = {"qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", NULL};
+
+char *shape_config(const char *name)
+{
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        const struct shape *s = &shapes[i];
+        if (!strcmp(s->name, name))
+            return x_printf("{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", "
+                            "\"hidden_size\": %u, \"intermediate_size\": %u, "
+                            "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, "
+                            "\"num_key_value_heads\": %u, \"head_dim\": %u, "
+                            "\"tie_word_embeddings\": %s, \"vocab_size\": 151936, "
+                            "\"max_position_embeddings\": 40960, \"rms_norm_eps\": 1e-06, "
+                            "\"rope_theta\": 1000000, \"hidden_act\": \"silu\", "
+                            "\"attention_bias\": false, \"torch_dtype\": \"bfloat16\", "
+                            "\"eos_token_id\": 151645, \"bos_token_id\": 151643}\n",
+                            s->hidden, s->intermediate, s->layers, s->heads, s->kv_heads,
+                            s->head_dim, s->tied);
+    }
+    return NULL;
+}
+
+static int write_config(const char *path, const char *text, struct error *err)
+{
+    FILE *f = fopen(path, "we");
+
+    if (!f)
+        return error_sys(err, errno, "%s", path);
+    bool failed = fputs(text, f) < 0;
+    if (fclose(f) || failed)
+        return error_sys(err, errno, "%s", path);
+    return 0;
+}
+
+static int make_dir(const char *path, struct error *err)
+{
+    return mkdir(path, 0755) < 0 && errno != EEXIST ? error_sys(err, errno, "%s", path) : 0;
+}
+
+int shape_checkpoint(const char *dir, const char *name,
+                     int (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+                     char **ret_path, struct error *err)
+{
+    _cleanup_free_ char *config = shape_config(name);
+    _cleanup_free_ char *path = x_printf("%s/%s", dir, name);
+    _cleanup_free_ char *source = x_printf("%s/%s.config.json", dir, name);
+    _cleanup_free_ char *done = x_printf("%s/config.json", path);
+    struct synth_options options = {.seed = 1, .dtype = EMBER_BF16};
+
+    if (!config)
+        return error_set(err, ENOENT, "no shape is called %s", name);
+    int r = make_dir(dir, err);
+    if (r == 0 && access(done, R_OK) < 0) {
+        r = write_config(source, config, err);
+        if (r == 0)
+            r = synth_write(source, path, &options, progress, ctx, err);
+        unlink(source);
+    }
+    if (r == 0)
+        *ret_path = TAKE(path);
+    return r;
+}
+
+static int on_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    progress_update(ctx, "writing", done, total);
+    return cli_interrupted ? -ECANCELED : 0;
+}
+
+int run_synth(const struct verb_call *call)
+{
+    const char *source = call->argv[0], *to = call->argv[1];
+    struct synth_options options = {.seed = (uint64_t)verb_int(call, "seed"),
+                                    .max_layers = (uint32_t)verb_int(call, "layers"),
+                                    .dtype = EMBER_BF16};
+    _cleanup_free_ char *config = shape_config(source), *written = NULL;
+    struct progress progress;
+    struct error err = {0};
+    int r = 0;
+
+    cli_catch_interrupts();
+    progress_begin(&progress, call, to);
+    if (config) {
+        written = x_printf("%s.config.json", to);
+        r = write_config(written, config, &err);
+    }
+    if (r == 0)
+        r = synth_write(written ? written : source, to, &options, on_progress, &progress, &err);
+    if (written)
+        unlink(written);
+    progress_end(&progress);
+    if (r < 0)
+        return cli_fail(call, &err);
+    printf("%s: written; measure it with: emberctl bench spawn %s\n", to, to);
+    return CLI_OK;
+}
