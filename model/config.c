@@ -13,7 +13,7 @@ struct config {
     struct error first;
 };
 
-void config_free(struct config *config)
+void config_json_free(struct config *config)
 {
     if (!config)
         return;
@@ -58,7 +58,7 @@ static int parse_failed(const char *json, size_t len, const char *name, const js
 int config_parse(const char *json, size_t len, const char *name, struct config **ret,
                  struct error *err)
 {
-    _cleanup_(config_freep) struct config *config = mem_alloc(1, sizeof *config);
+    _cleanup_(config_json_freep) struct config *config = mem_alloc(1, sizeof *config);
     json_error_t trouble;
     if (!config)
         return error_set(err, ENOMEM, "%s: no memory", name);

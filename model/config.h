@@ -26,8 +26,8 @@ struct config;
 /* -EINVAL: not JSON, not an object, or holds NaN or Infinity (line and reason in the text). */
 int config_parse(const char *json, size_t len, const char *name, struct config **ret,
                  struct error *err);
-void config_free(struct config *config);
-DEFINE_CLEANUP(struct config *, config_free)
+void config_json_free(struct config *config);
+DEFINE_CLEANUP(struct config *, config_json_free)
 
 /* The object with the language model's values; borrowed. */
 json_t *config_root(const struct config *config);

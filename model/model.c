@@ -44,7 +44,7 @@ static int finish_info(struct model *model, struct error *err)
 int model_from_config(const char *json, size_t len, const char *name, struct model **ret,
                       struct error *err)
 {
-    _cleanup_(config_freep) struct config *config = NULL;
+    _cleanup_(config_json_freep) struct config *config = NULL;
     _cleanup_(model_freep) struct model *model = mem_alloc(1, sizeof *model);
     int r;
     if (!model)
