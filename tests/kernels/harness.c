@@ -264,6 +264,9 @@ static void check_reference(const struct kcase *c, enum cpu_isa isa, const char 
     kcase_run(c, &c->op, isa, NULL, 0, &got);
     for (uint32_t i = 0; i < c->n_out; i++)
         compare_output(c, &c->op.t[c->out[i]], &want, &got, what, cpu_isa_name(isa));
+    for (uint32_t i = 0; i < ARRAY_LEN(c->view); i++)
+        if (c->view[i].rank)
+            compare_output(c, &c->view[i], &want, &got, what, cpu_isa_name(isa));
     compare_bytes(&want, &got, what, "bytes beside the output");
     arenas_free(&want);
     arenas_free(&got);

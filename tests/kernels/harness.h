@@ -24,7 +24,8 @@ struct arenas {
 struct kcase {
     struct ember_op op;
     struct arenas in;
-    uint32_t out[3], n_out; /* operands that the op writes */
+    uint32_t out[3], n_out;      /* operands that the op writes */
+    struct ember_tensor view[2]; /* what it writes otherwise, as [pages, elements]; rank 0: none */
     uint32_t
         rows[EMBER_OP_TENSORS]; /* rows of the operand a row of the op stands for; 0: not rowed */
     float tolerance;            /* of the largest magnitude in the output */

@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rope_table, split_norm_rope and attention against the reference. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "harness.h"
+#include "kernels/ref/ref.h"
+
+static const enum ember_dtype floats[] = {EMBER_F32, EMBER_F16, EMBER_BF16};
+
+static void rope_case(uint32_t half, enum ember_rope kind, uint32_t longest)
+{
+    struct kcase c;
+    uint32_t n = 9;
+    kcase_start(&c, EMBER_OP_ROPE_TABLE, EMBER_ROWS_TOKENS, n);
+    kcase_tensor(&c, ROPE_POSITIONS, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
+    kcase_tensor(&c, ROPE_LEN, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
+    kcase_tensor(&c, ROPE_INV_FREQ, EMBER_ARENA_WEIGHTS, EMBER_F32, 1, 1, half, 0, 0);
+    kcase_tensor(&c, ROPE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, 2 * half, 0);
+    for (uint32_t i = 0; i < n; i++) {
+        int32_t position = i == 8 ? 1000000 : i == 0 ? 0 : (int32_t)rnd(longest);
+        *(int32_t *)kcase_row(&c, ROPE_POSITIONS, i) = position;
+        *(int32_t *)kcase_row(&c, ROPE_LEN, i) = i & 1 ? position + 1 : (int32_t)longest;
+    }
+    for (uint32_t j = 0; j < half; j++)
+        *(float *)kcase_row(&c, ROPE_INV_FREQ, j) = powf(10000, -(float)j / (float)half);
+    c.op.i[ROPE_I_KIND] = kind;
+    c.op.f[ROPE_F_ATTENTION_FACTOR] = kind ? 1 : 1.2;
+    c.op.f[ROPE_F_THETA] = 10000;
+    c.op.f[ROPE_F_FACTOR] = 2;
+    c.op.f[ROPE_F_MAX_POSITION] = 4096;
+    /* The stretched frequencies may differ by an ulp, which a position of 1000000 makes large. */
+    c.tolerance = kind ? 0.07f : 1.2e-7f;
+    kcase_rows(&c, ROPE_POSITIONS, 1);
+    kcase_rows(&c, ROPE_LEN, 1);
+    kcase_out(&c, ROPE_OUT, 1);
+    kcase_check(&c, "rope_table");
+    kcase_free(&c);
+}
+
+static void test_rope_table(void **ctx)
+{
+    static const uint32_t halves[] = {1, 2, 5, 16, 32, 64};
+    for (size_t i = 0; i < ARRAY_LEN(halves); i++) {
+        rope_case(halves[i], EMBER_ROPE_STATIC, 1000000);
+        if (halves[i] > 1)
+            rope_case(halves[i], EMBER_ROPE_DYNAMIC_NTK, 30000);
+    }
+}
+
+/* Stretched frequencies themselves, at position 1: sin(x) = x - ... shows them to an ulp or so. */
+static void test_rope_stretched(void **ctx)
+{
+    struct kcase c;
+    uint32_t half = 32;
+    kcase_start(&c, EMBER_OP_ROPE_TABLE, EMBER_ROWS_TOKENS, 4);
+    kcase_tensor(&c, ROPE_POSITIONS, EMBER_ARENA_IO, EMBER_I32, 0, 1, 4, 0, 0);
+    kcase_tensor(&c, ROPE_LEN, EMBER_ARENA_IO, EMBER_I32, 0, 1, 4, 0, 0);
+    kcase_tensor(&c, ROPE_INV_FREQ, EMBER_ARENA_WEIGHTS, EMBER_F32, 1, 1, half, 0, 0);
+    kcase_tensor(&c, ROPE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, 4, 2 * half, 0);
+    for (uint32_t i = 0; i < 4; i++) {
+        *(int32_t *)kcase_row(&c, ROPE_POSITIONS, i) = 1;
+        *(int32_t *)kcase_row(&c, ROPE_LEN, i) = (int32_t)(5000 << i);
+    }
+    c.op.i[ROPE_I_KIND] = EMBER_ROPE_DYNAMIC_NTK;
+    c.op.f[ROPE_F_ATTENTION_FACTOR] = 1;
+    c.op.f[ROPE_F_THETA] = 1e6;
+    c.op.f[ROPE_F_FACTOR] = 8;
+    c.op.f[ROPE_F_MAX_POSITION] = 4096;
+    c.tolerance = 1.2e-7f;
+    kcase_out(&c, ROPE_OUT, 1);
+    kcase_rows(&c, ROPE_POSITIONS, 1);
+    kcase_rows(&c, ROPE_LEN, 1);
+    kcase_check(&c, "rope_table stretched");
+    kcase_free(&c);
+}
+
+struct shape {
+    uint32_t hq, hkv, dk, dv, page_size;
+};
+
+/* K and V pages of one of two layers: K and V blocks side by side in a page. */
+static void kv_tensors(struct kcase *c, uint32_t k_slot, uint32_t v_slot, const struct shape *s,
+                       uint32_t pages)
+{
+    uint64_t k_bytes = 4ull * s->hkv * s->page_size * s->dk,
+             v_bytes = 4ull * s->hkv * s->page_size * s->dv;
+    uint64_t page = k_bytes + v_bytes + 64;
+    struct ember_tensor *k = kcase_tensor(c, k_slot, EMBER_ARENA_KV, EMBER_F32, 1, 1,
+                                          (uint32_t)(pages * page / 4), 0, 0);
+    k->rank = 3;
+    k->dim[0] = s->hkv;
+    k->dim[1] = s->page_size;
+    k->dim[2] = s->dk;
+    k->row_stride = page;
+    c->op.t[v_slot] = *k;
+    c->op.t[v_slot].dim[2] = s->dv;
+    c->op.t[v_slot].offset += k_bytes;
+}
+
+static void split_case(const struct shape *s, uint32_t rotary, uint32_t norm, uint32_t after,
+                       uint32_t interleaved, enum ember_dtype dtype, bool weights)
+{
+    struct kcase c;
+    char what[128];
+    uint32_t n = 5, pages = 4, cols = (s->hq + s->hkv) * s->dk + s->hkv * s->dv;
+    snprintf(what, sizeof(what),
+             "split_norm_rope hq=%u hkv=%u dk=%u dv=%u rotary=%u norm=%u after=%u pairs=%u", s->hq,
+             s->hkv, s->dk, s->dv, rotary, norm, after, interleaved);
+    kcase_start(&c, EMBER_OP_SPLIT_NORM_ROPE, EMBER_ROWS_TOKENS, n);
+    kcase_tensor(&c, SNR_QKV, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, n, cols, 0);
+    if (norm != EMBER_QK_NORM_NONE && weights) {
+        kcase_tensor(&c, SNR_Q_NORM, EMBER_ARENA_WEIGHTS, dtype, 1, 1,
+                     norm == EMBER_QK_NORM_ROW ? s->hq * s->dk : s->dk, 0, 0);
+        kcase_tensor(&c, SNR_K_NORM, EMBER_ARENA_WEIGHTS, dtype, 1, 1,
+                     norm == EMBER_QK_NORM_ROW ? s->hkv * s->dk : s->dk, 0, 0);
+    }
+    if (rotary) {
+        kcase_tensor(&c, SNR_ROPE, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, rotary, 0);
+        for (uint32_t r = 0; r < n; r++)
+            for (uint32_t j = 0; j < rotary / 2; j++) {
+                float angle = 7 * rnd_float(), *row = kcase_row(&c, SNR_ROPE, r);
+                row[j] = cosf(angle);
+                row[rotary / 2 + j] = sinf(angle);
+            }
+    }
+    kcase_tensor(&c, SNR_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, s->hq * s->dk, 0);
+    kv_tensors(&c, SNR_K, SNR_V, s, pages);
+    kcase_tensor(&c, SNR_KV_SLOT, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
+    for (uint32_t r = 0; r < n; r++) /* distinct slots, across pages */
+        *(int32_t *)kcase_row(&c, SNR_KV_SLOT, r) = (int32_t)((r * 7 + 3) % (pages * s->page_size));
+    const int64_t ints[] = {s->hq,       s->hkv, s->dk, s->dv,       rotary,
+                            interleaved, norm,   after, s->page_size};
+    memcpy(c.op.i, ints, sizeof(ints));
+    c.op.f[SNR_F_EPS] = 1e-6;
+    c.op.f[SNR_F_W_BIAS] = weights ? after : 0;
+    c.op.f[SNR_F_V_SCALE] = after ? 0.5 : 1;
+    kcase_rows(&c, SNR_QKV, 1);
+    kcase_rows(&c, SNR_ROPE, 1);
+    kcase_rows(&c, SNR_KV_SLOT, 1);
+    kcase_out(&c, SNR_Q, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct ember_tensor *t = &c.op.t[i ? SNR_V : SNR_K];
+        c.view[i] = *t;
+        c.view[i].rank = 2;
+        c.view[i].dim[0] = pages;
+        c.view[i].dim[1] = t->dim[0] * t->dim[1] * t->dim[2];
+    }
+    kcase_check(&c, what);
+    kcase_free(&c);
+}
+
+static const struct shape shapes[] = {
+    {4, 2, 64, 64, 16}, {2, 1, 128, 128, 16}, {3, 3, 20, 12, 16},  {8, 2, 24, 40, 5},
+    {6, 1, 17, 33, 24}, {1, 1, 2, 1, 3},      {32, 2, 80, 80, 16}, {5, 5, 96, 64, 40},
+};
+
+static void test_split(void **ctx)
+{
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        uint32_t dk = shapes[i].dk & ~1u;
+        for (uint32_t norm = 0; norm < 3; norm++)
+            for (uint32_t bits = 0; bits < 4; bits++)
+                split_case(&shapes[i], dk, norm, bits & 1, bits >> 1, floats[(i + bits) % 3], true);
+        split_case(&shapes[i], dk / 2 & ~1u, EMBER_QK_NORM_HEAD, 0, 0, EMBER_BF16, false);
+        split_case(&shapes[i], 0, EMBER_QK_NORM_NONE, 0, 0, EMBER_F32, false);
+    }
+}
+
+/* Prompts of several sequences and single tokens behind others, pages in a random order. */
+static void attention_case(const struct shape *s, uint32_t longest, uint32_t window, double softcap,
+                           int sinks)
+{
+    struct kcase c;
+    char what[128];
+    uint32_t seqs = 4, per_seq = (longest + s->page_size - 1) / s->page_size + 1, n = 0,
+             seq_rows[4] = {1, 13, 9, 1};
+    snprintf(what, sizeof(what),
+             "attention hq=%u hkv=%u dk=%u dv=%u page=%u keys=%u window=%u cap=%g sinks=%d", s->hq,
+             s->hkv, s->dk, s->dv, s->page_size, longest, window, softcap, sinks);
+    for (uint32_t i = 0; i < seqs; i++) {
+        seq_rows[i] = seq_rows[i] < longest ? seq_rows[i] : longest;
+        n += seq_rows[i];
+    }
+    kcase_start(&c, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS, n);
+    kcase_tensor(&c, ATTN_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, n, s->hq * s->dk, 0);
+    kv_tensors(&c, ATTN_K, ATTN_V, s, seqs * per_seq);
+    kcase_tensor(&c, ATTN_PAGES, EMBER_ARENA_IO, EMBER_I32, 0, 2, seqs, per_seq, 0);
+    for (uint32_t i = 0; i < seqs * per_seq;
+         i++) /* a permutation: 1 is coprime to any count, so is count - 1 */
+        ((int32_t *)kcase_row(&c, ATTN_PAGES, i / per_seq))[i % per_seq] =
+            (int32_t)(((uint64_t)i * (seqs * per_seq - 1) + 2) % (seqs * per_seq));
+    kcase_tensor(&c, ATTN_SEQ_OF, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
+    kcase_tensor(&c, ATTN_POSITIONS, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
+    for (uint32_t i = 0, r = 0; i < seqs; i++)
+        for (uint32_t j = 0; j < seq_rows[i]; j++, r++) {
+            *(int32_t *)kcase_row(&c, ATTN_SEQ_OF, r) = (int32_t)i;
+            *(int32_t *)kcase_row(&c, ATTN_POSITIONS, r) =
+                (int32_t)(i == 3 ? 0 : longest - seq_rows[i] + j);
+        }
+    if (sinks)
+        kcase_tensor(&c, ATTN_SINKS, EMBER_ARENA_WEIGHTS, floats[sinks % 3], 2, 1, s->hq, 0, 0);
+    kcase_tensor(&c, ATTN_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, s->hq * s->dv, 0);
+    const int64_t ints[] = {s->hq, s->hkv, s->dk, s->dv, s->page_size, window};
+    memcpy(c.op.i, ints, sizeof(ints));
+    c.op.f[ATTN_F_SCALE] = 1 / sqrt(s->dk);
+    c.op.f[ATTN_F_SOFTCAP] = softcap;
+    kcase_rows(&c, ATTN_Q, 1);
+    kcase_rows(&c, ATTN_SEQ_OF, 1);
+    kcase_rows(&c, ATTN_POSITIONS, 1);
+    kcase_out(&c, ATTN_OUT, 1);
+    kcase_check(&c, what);
+    kcase_free(&c);
+}
+
+static void test_attention(void **ctx)
+{
+    static const uint32_t keys[] = {1, 2, 15, 16, 17, 100, 333};
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        for (size_t k = 0; k < ARRAY_LEN(keys); k++) {
+            attention_case(&shapes[i], keys[k], 0, k & 1 ? 0 : 20, (int)(k + i) % 4);
+            attention_case(&shapes[i], keys[k], 1 + (uint32_t)(k * 7), 0, (int)k % 2);
+        }
+        attention_case(&shapes[i], 64, 16, 0, 0);
+        attention_case(&shapes[i], 64, 64, 0, 0);
+    }
+}
+
+/* NaN in keys behind the last one that is seen, and before a window, must not reach the output. */
+static void test_attention_unseen(void **ctx)
+{
+    struct kcase c;
+    const uint32_t page_size = 16;
+    kcase_start(&c, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS, 1);
+    kcase_tensor(&c, ATTN_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, 1, 2 * 32, 0);
+    const struct shape s = {2, 1, 32, 32, page_size};
+    kv_tensors(&c, ATTN_K, ATTN_V, &s, 2);
+    kcase_tensor(&c, ATTN_PAGES, EMBER_ARENA_IO, EMBER_I32, 0, 2, 1, 2, 0);
+    ((int32_t *)kcase_row(&c, ATTN_PAGES, 0))[1] = 1;
+    kcase_tensor(&c, ATTN_SEQ_OF, EMBER_ARENA_IO, EMBER_I32, 0, 1, 1, 0, 0);
+    kcase_tensor(&c, ATTN_POSITIONS, EMBER_ARENA_IO, EMBER_I32, 0, 1, 1, 0, 0);
+    *(int32_t *)kcase_row(&c, ATTN_POSITIONS, 0) = 21;
+    kcase_tensor(&c, ATTN_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, 1, 2 * 32, 0);
+    for (uint32_t key = 0; key < 32; key++) {
+        float *k =
+            (float *)((char *)kcase_row(&c, ATTN_K, 0) + key / 16 * c.op.t[ATTN_K].row_stride) +
+            key % 16 * 32;
+        float *v =
+            (float *)((char *)kcase_row(&c, ATTN_V, 0) + key / 16 * c.op.t[ATTN_V].row_stride) +
+            key % 16 * 32;
+        for (uint32_t d = 0; (key < 12 || key > 21) && d < 32; d++)
+            k[d] = v[d] = NAN;
+    }
+    const int64_t ints[] = {2, 1, 32, 32, page_size, 10};
+    memcpy(c.op.i, ints, sizeof(ints));
+    c.op.f[ATTN_F_SCALE] = 0.2;
+    kcase_out(&c, ATTN_OUT, 1);
+    kcase_check(&c, "attention, NaN in unseen keys");
+    c.op.f[ATTN_F_SOFTCAP] = 3;
+    kcase_check(&c, "attention with a cap, NaN in unseen keys");
+    kcase_free(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rope_table),
+        cmocka_unit_test(test_rope_stretched),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_unseen),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
