@@ -4,8 +4,8 @@
  *
  * A plan is a list of ops (ember/op.h) over the five arenas, cut into segments: one for the embedding, one for each
  * layer, one for the head's probe (final norm and the logits of the first few vocabulary entries) and one for the rest
- * of the head. The canary runs some segments and not others, so a segment's ops touch no scratch of another but the
- * residual stream.
+ * of the head. The canary runs some segments and not others, so a segment's ops touch no scratch of another but what the
+ * embedding's segment wrote, which therefore always runs: the residual stream and the rope tables.
  *
  * The builder half (plan_new .. plan_op) is for model/; the rest reads.
  */
