@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/fd.h"
+#include "base/value.h"
 #include "cache/cache.h"
 #include "cli/output.h"
 
@@ -17,10 +18,11 @@ static int open_cache(const struct verb_call *call, bool read_only, struct cache
                       struct error *err)
 {
     struct cache_options options = {.read_only = read_only};
-    _cleanup_free_ char *fallback = cli_cache_dir();
+    _cleanup_free_ char *fallback = NULL;
     const char *dir = verb_string(call, "cache-dir");
 
-    return cache_open(dir ? dir : fallback, &options, ret, err);
+    int r = dir ? 0 : value_expand("%C/emberd", &fallback, err); /* emberd's own default */
+    return r == 0 ? cache_open(dir ? dir : fallback, &options, ret, err) : r;
 }
 
 static json_t *when(uint64_t ns)

@@ -1,0 +1,318 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * emberctl bench spawn: how fast instances start, over a folder or a known shape, with the limit measured in the same run
+ * beside the figure. The daemon is a private one; nothing that runs already is touched.
+ */
+#include "cli/commands.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/value.h"
+#include "cache/cache.h"
+#include "cli/lab.h"
+#include "cli/measure.h"
+#include "cli/output.h"
+#include "cli/shapes.h"
+#include "engine/engine.h"
+#include "engine/load.h"
+
+static const uint32_t bench_ids[] = {1, 5, 9, 13, 17, 21, 25, 29};
+
+struct bench {
+    const struct verb_call *call;
+    const char *name;
+    char *model;
+    struct lab lab;
+    struct lab_options options;
+    struct prompt prompt;
+    unsigned spawns, burst;
+    uint64_t weights_bytes;
+    double copy; /* bytes/s */
+    json_t *rows;
+    char *ids; /* of the first start; every other must give the same */
+    bool same;
+};
+
+static void row(struct bench *b, const char *what, double value, const char *unit, const char *limit)
+{
+    char text[64];
+
+    snprintf(text, sizeof text, unit[0] == 'x' ? "%.1f%s" : "%.2f %s", value, unit);
+    json_array_append_new(b->rows, json_pack("{s:s, s:s, s:s, s:f, s:s, s:s}", "model", b->name,
+                                             "what", what, "text", text, "value", value, "unit", unit,
+                                             "limit", limit));
+    if (!cli_json(b->call)) {
+        printf("  %-58s %12s   %s\n", what, text, limit);
+        fflush(stdout);
+    }
+}
+
+static void check_ids(struct bench *b, const struct start *start)
+{
+    char *ids = json_dumps(start->ids, JSON_COMPACT);
+
+    if (!b->ids)
+        b->ids = x_strdup(ids);
+    b->same &= !strcmp(b->ids, ids);
+    free(ids);
+}
+
+/* ---- caches: compile against hit, capture against restore, in this process ---- */
+
+static int open_once(struct bench *b, const struct loaded *loaded, struct cache *cache,
+                     struct engine_start *ret, struct error *err)
+{
+    struct engine_options options = {.cache = cache, .compile = true, .weights = loaded->weights,
+                                     .manifest = loaded->manifest};
+    struct engine *engine;
+
+    int r = engine_open(&options, &engine, err);
+    if (r == 0) {
+        *ret = *engine_started(engine);
+        engine_free(engine);
+    }
+    return r;
+}
+
+static int bench_caches(struct bench *b, struct error *err)
+{
+    enum { HITS = 9 };
+    _cleanup_free_ char *dir = x_printf("%s/engine-cache", b->lab.dir);
+    struct load_options load = {0};
+    struct loaded loaded = {.weights = -1, .manifest = -1};
+    struct cache *cache = NULL;
+    struct engine_start cold, warm;
+    double kernels[HITS], restores[HITS];
+
+    int r = load_checkpoint(b->model, &load, &loaded, err);
+    b->weights_bytes = loaded.bytes;
+    if (r == 0)
+        r = cache_open(dir, NULL, &cache, err);
+    if (r == 0)
+        r = open_once(b, &loaded, cache, &cold, err);
+    for (int i = 0; i < HITS && r == 0; i++) {
+        r = open_once(b, &loaded, cache, &warm, err);
+        kernels[i] = warm.kernels_ms;
+        restores[i] = warm.restore_ms;
+    }
+    cache_close(cache);
+    loaded_close(&loaded);
+    if (r < 0)
+        return r;
+    double hit = quantile(kernels, HITS, 0.5), restore = quantile(restores, HITS, 0.5);
+    row(b, "kernels compiled", cold.compile_ms, "ms", "");
+    row(b, "kernels from the cache", hit, "ms", "");
+    if (cold.kernels_compiled)
+        row(b, "  compile against hit", cold.compile_ms / hit, "x", "target 50x");
+    row(b, "graph captured", cold.capture_ms, "ms", "");
+    row(b, "graph restored", restore, "ms", "");
+    row(b, "  capture against restore", cold.capture_ms / restore, "x", "target 10x");
+    return 0;
+}
+
+/* ---- whole starts of the daemon ---- */
+
+static int whole_start(struct bench *b, const char *what, bool with_store, double target_ms,
+                       bool plus_copy, struct error *err)
+{
+    struct start start;
+    char limit[96];
+
+    b->options.standby = 0;
+    int r = lab_start(&b->lab, &b->options, with_store, err);
+    if (r == 0)
+        r = measure_start(b->lab.socket, &b->prompt, b->lab.exec_ns, false, &start, err);
+    if (r < 0)
+        return r;
+    check_ids(b, &start);
+    double copy_ms = plus_copy ? (double)b->weights_bytes / b->copy * 1e3 : 0;
+    if (target_ms > 0)
+        snprintf(limit, sizeof limit, "target %.0f ms%s", target_ms + copy_ms,
+                 plus_copy ? " (300 ms + copy)" : "");
+    else
+        limit[0] = 0;
+    row(b, what, start.since_exec_ms, "ms", limit);
+    start_free(&start);
+    return 0;
+}
+
+static int restarts(struct bench *b, struct error *err)
+{
+    int r = whole_start(b, "first start ever: exec to first token", false, 0, false, err);
+
+    if (r == 0)
+        r = lab_stop(&b->lab, false, err);
+    lab_drop_store(&b->lab);
+    if (r == 0)
+        r = whole_start(b, "restart, weights in the page cache: exec to first token", false, 300,
+                        true, err);
+    if (r == 0)
+        r = lab_stop(&b->lab, true, err);
+    if (r == 0)
+        r = whole_start(b, "restart, weights handed over as descriptors: to first token", true, 150,
+                        false, err);
+    if (r == 0)
+        row(b, "  of which emberd, exec to ready", b->lab.ready_ms, "ms", "");
+    return r;
+}
+
+/* ---- spawns ---- */
+
+static int from_empty(struct bench *b, struct error *err)
+{
+    unsigned n = MIN(b->spawns, 20u);
+    _cleanup_free_ double *ms = x_alloc(n * sizeof *ms);
+    bool small = b->weights_bytes < 64 * MIB;
+
+    int r = measure_spawns(b->lab.socket, n, false, 0, ms, err);
+    if (r < 0)
+        return r;
+    row(b, "spawn, pool empty: p50", quantile(ms, n, 0.5), "ms", small ? "target 25 ms" : "target 60 ms");
+    row(b, "spawn, pool empty: max", quantile(ms, n, 1), "ms", "");
+    return 0;
+}
+
+static int restart_with_pool(struct bench *b, unsigned standby, struct error *err)
+{
+    _cleanup_(control_freep) struct control *control = NULL;
+
+    b->options.standby = standby;
+    int r = lab_stop(&b->lab, false, err);
+    if (r == 0)
+        r = lab_start(&b->lab, &b->options, true, err);
+    if (r == 0)
+        r = lab_control(&b->lab, &control, err);
+    return r == 0 ? lab_wait_standby(control, standby, 60000, err) : r;
+}
+
+static int from_pool(struct bench *b, struct error *err)
+{
+    _cleanup_free_ double *ms = x_alloc(b->spawns * sizeof *ms);
+
+    int r = restart_with_pool(b, 2, err);
+    if (r == 0)
+        r = measure_spawns(b->lab.socket, b->spawns, true, 1, ms, err);
+    if (r < 0)
+        return r;
+    row(b, "spawn, pool warm: p50", quantile(ms, b->spawns, 0.5), "ms", "target 1 ms");
+    row(b, "spawn, pool warm: p99", quantile(ms, b->spawns, 0.99), "ms", "target 5 ms");
+    row(b, "memory of emberd itself", (double)lab_rss(&b->lab) / MIB, "MiB", "target 20 MiB");
+    return 0;
+}
+
+static int at_once(struct bench *b, struct error *err)
+{
+    _cleanup_free_ struct start *starts = x_alloc(b->burst * sizeof *starts);
+    char what[64];
+    double all;
+
+    snprintf(what, sizeof what, "%u spawns at once, the last READY after", b->burst);
+    int r = measure_burst(b->lab.socket, &b->prompt, b->burst, starts, &all, err);
+    for (unsigned i = 0; i < b->burst; i++) {
+        if (r == 0)
+            check_ids(b, &starts[i]);
+        start_free(&starts[i]);
+    }
+    if (r == 0)
+        row(b, what, all, "ms", b->burst == 64 ? "target 1000 ms (tiny)" : "");
+    return r;
+}
+
+static int bench_model(struct bench *b, struct error *err)
+{
+    cpu_set_t set;
+    unsigned threads = sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
+    char text[24];
+
+    int r = lab_new(&b->lab, err);
+    if (r < 0)
+        return r;
+    b->options = (struct lab_options){.model = b->model};
+    b->prompt = (struct prompt){.ids = bench_ids, .n_ids = ARRAY_LEN(bench_ids), .new_tokens = 4};
+    b->copy = copy_bandwidth(threads);
+    b->same = true;
+    r = bench_caches(b, err);
+    if (r == 0 && !cli_json(b->call))
+        printf("  weights %s, measured copy bandwidth %.1f GB/s with %u threads\n",
+               cli_bytes(b->weights_bytes, text), b->copy / 1e9, threads);
+    if (r == 0)
+        r = restarts(b, err);
+    if (r == 0)
+        r = from_empty(b, err);
+    if (r == 0)
+        r = from_pool(b, err);
+    if (r == 0)
+        r = at_once(b, err);
+    if (r == 0 && !b->same)
+        r = error_set(err, EPROTO, "%s: the starts did not all give the same tokens", b->name);
+    if (r == 0 && !cli_json(b->call))
+        printf("  every start gave the same tokens: %s\n", b->ids);
+    lab_free(&b->lab);
+    free(b->ids);
+    b->ids = NULL;
+    return r;
+}
+
+static int on_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    progress_update(ctx, "writing random weights", done, total);
+    return cli_interrupted ? -ECANCELED : 0;
+}
+
+/* A folder, or a shape's name: then a checkpoint of it is written first. */
+static int find_model(struct bench *b, const char *name, struct error *err)
+{
+    _cleanup_free_ char *fallback = NULL, *config = shape_config(name);
+    struct progress progress;
+
+    if (!config && !strcmp(name, "tiny"))
+        return value_expand("%D/models/ember-tiny", &b->model, err);
+    if (!config) {
+        b->model = realpath(name, NULL);
+        return b->model ? 0
+                        : error_set(err, ENOENT, "%s: no such folder, and no shape of that name (%s, %s, "
+                                    "%s, %s, or tiny)", name, shape_names[0], shape_names[1],
+                                    shape_names[2], shape_names[3]);
+    }
+    const char *dir = verb_string(b->call, "dir");
+    int r = dir ? 0 : value_expand("%C/emberd-synth", &fallback, err);
+    progress_begin(&progress, b->call, name);
+    if (r == 0)
+        r = shape_checkpoint(dir ? dir : fallback, name, on_progress, &progress, &b->model, err);
+    progress_end(&progress);
+    return r;
+}
+
+int run_bench_spawn(const struct verb_call *call)
+{
+    static char *tiny[] = {"tiny"};
+    char **names = call->argc ? call->argv : tiny;
+    int n = call->argc ? call->argc : 1;
+    struct bench b = {.call = call,
+                      .spawns = (unsigned)verb_int(call, "spawns"),
+                      .burst = (unsigned)verb_int(call, "burst"),
+                      .rows = json_array()};
+    struct error err = {0};
+    int r = 0;
+
+    cli_catch_interrupts();
+    for (int i = 0; i < n && r == 0; i++) {
+        b.name = names[i];
+        r = find_model(&b, names[i], &err);
+        if (r == 0 && !cli_json(call))
+            printf("%s\n", names[i]);
+        if (r == 0)
+            r = bench_model(&b, &err);
+        free(TAKE(b.model));
+    }
+    if (cli_json(call)) {
+        json_dumpf(b.rows, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        putchar('\n');
+    }
+    json_decref(b.rows);
+    return r < 0 ? cli_fail(call, &err) : CLI_OK;
+}

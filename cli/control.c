@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cli/control.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/value.h"
+#include "cli/output.h"
+#include "proto/grpc/client.h"
+
+#define MESSAGE_MAX (64 * MIB)
+
+struct control {
+    char *socket;
+    struct grpc_client *client;
+};
+
+int control_open_socket(const char *socket, struct control **ret, struct error *err)
+{
+    struct control *control = x_alloc(sizeof *control);
+
+    control->socket = x_strdup(socket);
+    int r = grpc_client_new(NULL, socket, MESSAGE_MAX, &control->client, err);
+    if (r < 0) {
+        control_free(control);
+        return r;
+    }
+    *ret = control;
+    return 0;
+}
+
+int control_open(const struct verb_call *call, struct control **ret, struct error *err)
+{
+    _cleanup_free_ char *fallback = NULL;
+    const char *socket = verb_string(call, "socket");
+
+    if (!socket)
+        socket = getenv("EMBER_SOCKET");
+    int r = socket ? 0 : value_expand("%t/emberd/emberd.sock", &fallback, err); /* as emberd does */
+    return r == 0 ? control_open_socket(socket ? socket : fallback, ret, err) : r;
+}
+
+void control_free(struct control *control)
+{
+    if (!control)
+        return;
+    grpc_client_free(control->client);
+    free(control->socket);
+    free(control);
+}
+
+/* Whether it was the daemon that could not be reached, and then what to do. */
+static int explain(struct control *control, int r, struct error *err)
+{
+    if (r != -ECONNREFUSED && r != -ENOENT && r != -EACCES)
+        return r;
+    struct error connecting = {0};
+    int connected = grpc_client_connect(control->client, &connecting);
+    if (connected == -EACCES)
+        return error_set(err, EACCES, "%s: not allowed; emberd serves its own user and root",
+                         control->socket);
+    if (connected < 0)
+        return error_set(err, ECONNREFUSED,
+                         "no emberd at %s; start it with: emberd & (or name its socket with --socket)",
+                         control->socket);
+    return r;
+}
+
+static char *path_of(const char *method)
+{
+    return x_printf("/ember.v1.Ember/%s", method);
+}
+
+int control_call(struct control *control, const char *method, const ProtobufCMessage *request,
+                 const ProtobufCMessageDescriptor *response, int timeout_ms, void *ret,
+                 struct error *err)
+{
+    _cleanup_free_ char *path = path_of(method);
+    ProtobufCMessage *message;
+
+    int r = grpc_client_call_sync(control->client, path, request, response, (uint64_t)timeout_ms,
+                                  &message, err);
+    if (r < 0)
+        return explain(control, r, err);
+    *(ProtobufCMessage **)ret = message;
+    return 0;
+}
+
+struct stream {
+    int (*each)(void *ctx, const ProtobufCMessage *message);
+    void *ctx;
+    bool ended; /* by `each` */
+};
+
+static int on_message(const ProtobufCMessage *message, void *user)
+{
+    struct stream *stream = user;
+
+    stream->ended = stream->each(stream->ctx, message) != 0;
+    return stream->ended;
+}
+
+static bool interrupted(void *user)
+{
+    return cli_interrupted;
+}
+
+int control_stream(struct control *control, const char *method, const ProtobufCMessage *request,
+                   const ProtobufCMessageDescriptor *response,
+                   int (*each)(void *ctx, const ProtobufCMessage *message), void *ctx,
+                   struct error *err)
+{
+    _cleanup_free_ char *path = path_of(method);
+    struct stream stream = {.each = each, .ctx = ctx};
+    struct grpc_client_stream callbacks = {
+        .message = on_message, .interrupted = interrupted, .user = &stream};
+
+    int r = grpc_client_stream_sync(control->client, path, request, response, GRPC_NO_TIMEOUT,
+                                    &callbacks, err);
+    if (r == -ECANCELED && (stream.ended || cli_interrupted))
+        return 0;
+    return r < 0 ? explain(control, r, err) : 0;
+}
+
+int control_spawn(struct control *control, const char *model, int timeout_ms,
+                  Ember__V1__SpawnInstanceResponse **ret, struct error *err)
+{
+    Ember__V1__SpawnInstanceRequest request = EMBER__V1__SPAWN_INSTANCE_REQUEST__INIT;
+
+    request.model = (char *)(model ? model : "");
+    request.holder = "emberctl";
+    return control_call(control, "SpawnInstance", &request.base,
+                        &ember__v1__spawn_instance_response__descriptor, timeout_ms, ret, err);
+}
+
+void control_release(struct control *control, const char *id, bool keep_warm)
+{
+    Ember__V1__StopInstanceRequest request = EMBER__V1__STOP_INSTANCE_REQUEST__INIT;
+    Ember__V1__StopInstanceResponse *response = NULL;
+
+    request.id = (char *)id;
+    request.keep_warm = keep_warm;
+    if (control_call(control, "StopInstance", &request.base,
+                     &ember__v1__stop_instance_response__descriptor, 10000, &response, NULL) == 0)
+        protobuf_c_message_free_unpacked(&response->base, NULL);
+}

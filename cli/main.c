@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* emberctl: the table of its verbs. What each does is in the file that cli/commands.h names. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli/commands.h"
+#include "cli/output.h"
+
+static const struct verb_option globals[] = {
+    {"json", VALUE_BOOL, .help = "print JSON"},
+    {"socket", VALUE_PATH, .help = "emberd's socket (default: EMBER_SOCKET, else where emberd puts it)"},
+    {0}};
+
+static const struct verb_option load_options[] = {
+    {"name", VALUE_STRING, .help = "serve it under this name instead of the folder's"},
+    {"standby", VALUE_INT, .limits = "0..256", .help = "warm instances to keep ready"},
+    {"kv-bytes", VALUE_BYTES, .fallback = "0", .help = "KV memory of each instance; 0: by the model's shape"},
+    {"detach", VALUE_BOOL, .help = "do not wait; the load goes on in the daemon"},
+    {0}};
+static const struct verb_option unload_options[] = {
+    {"force", VALUE_BOOL, .help = "end its leases too"}, {0}};
+static const struct verb_option spawn_options[] = {
+    {"ttl", VALUE_DURATION, .fallback = "0", .help = "how long the lease waits for its driver; 0: the daemon's setting"},
+    {"holder", VALUE_STRING, .fallback = "emberctl", .help = "who leases it, for ps"},
+    {"timeout", VALUE_DURATION, .fallback = "10m", .help = "how long to wait, a load included"},
+    {0}};
+static const struct verb_option stop_options[] = {
+    {"keep-warm", VALUE_BOOL, .help = "end the lease and give the instance back to the pool"}, {0}};
+static const struct verb_option generate_options[] = {
+    {"model", VALUE_STRING, .letter = 'm', .help = "which model (default: the daemon's)"},
+    {"max-tokens", VALUE_INT, .fallback = "256", .limits = "1..1000000", .letter = 'n', .help = "tokens at most"},
+    {"temperature", VALUE_STRING, .fallback = "0", .letter = 't', .help = "0: the most probable token each time"},
+    {"top-k", VALUE_INT, .fallback = "0", .limits = "0..10000000", .help = "sample among the K best; 0: all"},
+    {"top-p", VALUE_STRING, .fallback = "1", .help = "sample among the best that make up this probability"},
+    {"min-p", VALUE_STRING, .fallback = "0", .help = "leave out what is less probable than this share of the best"},
+    {"seed", VALUE_INT, .fallback = "0", .help = "same seed, same tokens"},
+    {"chat", VALUE_BOOL, .help = "put the prompt into ChatML form, for chat models that use it"},
+    {"ignore-eos", VALUE_BOOL, .help = "go on behind the end-of-text token"},
+    {"stats", VALUE_BOOL, .help = "print times on standard error also when that is no terminal"},
+    {0}};
+static const struct verb_option verify_options[] = {
+    {"backend", VALUE_STRING, .fallback = "cpu", .help = "cpu, or the path of a plug-in"},
+    {"isa", VALUE_STRING, .help = "force the CPU kernels of baseline, avx2 or avx512"},
+    {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024", .help = "0: what the machine allows"},
+    {"compile", VALUE_BOOL, .help = "compile specialised kernels first"},
+    {"tolerance", VALUE_STRING, .fallback = "1e-3", .help = "of logits and hidden states, relative to the largest"},
+    {0}};
+static const struct verb_option cache_options[] = {
+    {"cache-dir", VALUE_PATH, .help = "the cache's folder (default: emberd's)"}, {0}};
+static const struct verb_option gc_options[] = {
+    {"cache-dir", VALUE_PATH, .help = "the cache's folder (default: emberd's)"},
+    {"max-bytes", VALUE_BYTES, .help = "keep at most this much"},
+    {"max-age", VALUE_DURATION, .help = "remove what was not used for so long"},
+    {0}};
+static const struct verb_option export_options[] = {
+    {"cache-dir", VALUE_PATH, .help = "the cache's folder (default: emberd's)"},
+    {"kind", VALUE_STRING, .help = "only kernel, graph, canary, tokenizer or record"},
+    {0}};
+static const struct verb_option bench_spawn_options[] = {
+    {"spawns", VALUE_INT, .fallback = "200", .limits = "5..100000", .help = "spawns from the warm pool"},
+    {"burst", VALUE_INT, .fallback = "64", .limits = "1..256", .help = "spawns at once"},
+    {"dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"},
+    {0}};
+static const struct verb_option synth_options[] = {
+    {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000", .help = "only so many layers; 0: all"},
+    {"seed", VALUE_INT, .fallback = "1", .help = "same seed, same bytes"},
+    {0}};
+
+static const struct verb verbs[] = {
+    {"load", "DIR", "make a checkpoint resident",
+     "DIR is a folder in Hugging Face form: config.json, model.safetensors (or its index and shards) and "
+     "the tokenizer's files.",
+     load_options, "load ./Qwen3-0.6B\tunder the name Qwen3-0.6B\n", run_load},
+    {"unload", "MODEL", "give a model's memory back", NULL, unload_options, NULL, run_unload},
+    {"models", "", "list models", NULL, NULL, NULL, run_models},
+    {"spawn", "[MODEL]", "lease an instance and print where it is", NULL, spawn_options,
+     "spawn ember-tiny --json\tfor a program that will drive it\n", run_spawn},
+    {"stop", "INSTANCE...", "stop instances, or end their leases", NULL, stop_options, NULL, run_stop},
+    {"ps", "[MODEL]", "list instances", NULL, NULL, NULL, run_ps},
+    {"status", "", "what emberd holds and has done", NULL, NULL, NULL, run_status},
+    {"generate", "[PROMPT...]", "generate text on an instance of one's own",
+     "Leases an instance, runs the prompt on it and streams the text; gives it back at the end. The prompt "
+     "is read from standard input when there is none on the command line. If the instance dies, another "
+     "takes over where it was.",
+     generate_options,
+     "generate --chat \"What is a river?\"\ta question to the embedded model\n"
+     "generate -m Qwen3-0.6B -n 50 < story.txt\tcontinue a text\n",
+     run_generate},
+    {"verify", "DIR...", "compare a checkpoint with another implementation's numbers",
+     "A DIR holds a checkpoint and either case.json with expected.safetensors (logits, hidden states, greedy "
+     "tokens) or expected_text.json (prompts and texts). Prints the worst error of the logits relative to "
+     "the largest, the cosine, greedy tokens, and for each layer its error: the first layer that goes wrong is "
+     "named, which is how a new architecture is brought up. No daemon is needed.",
+     verify_options, "verify goldens/*\tall of them, exit 1 if one fails\n", run_verify},
+    {"cache ls", "", "list cached kernels, graphs and records", NULL, cache_options, NULL, run_cache_ls},
+    {"cache show", "KEY", "one entry and what it depends on", NULL, cache_options, NULL, run_cache_show},
+    {"cache verify", "", "read and check every value", NULL, cache_options, NULL, run_cache_verify},
+    {"cache gc", "", "remove what was not used for long", NULL, gc_options,
+     "cache gc --max-age 720h --max-bytes 256MiB\t\n", run_cache_gc},
+    {"cache export", "FILE", "write the cache as one bundle", "FILE may be - for standard output.",
+     export_options, "cache export kernels.ember --kind kernel\t\n", run_cache_export},
+    {"cache import", "FILE", "take a bundle in",
+     "Every value is checked before it is stored. A bundle holds code: import only what you trust.",
+     cache_options, NULL, run_cache_import},
+    {"bench spawn", "[MODEL...]", "measure starts, on a private emberd",
+     "MODEL is a folder, tiny (the embedded model), or a shape: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b; "
+     "of a shape a checkpoint with random weights is written first.",
+     bench_spawn_options, "bench spawn tiny qwen3-0.6b\t\n", run_bench_spawn},
+    {"bench kernels", "", "measure CPU kernels, specialised against not",
+     "Prints each kernel's time and its fraction of the limit measured in the same run.", NULL, NULL,
+     run_bench_kernels},
+    {"synth", "CONFIG DIR", "write a checkpoint with random weights",
+     "CONFIG is a real config.json or the name of a shape (see bench spawn).", synth_options,
+     "synth qwen3-0.6b /tmp/q\t\n", run_synth},
+    {"demo", "", "the degrees of warmth side by side, on a private emberd", NULL, NULL, NULL, run_demo},
+    {0}};
+
+static const struct verb_exit exits[] = {{CLI_OK, "done"},
+                                         {CLI_FAILED, "it failed, or did not pass"},
+                                         {CLI_USAGE, "the command line is wrong"},
+                                         {CLI_NO_DAEMON, "emberd cannot be reached"},
+                                         {CLI_NOT_FOUND, "no such model, instance or file"},
+                                         {CLI_NO_ROOM, "not enough memory or disk"},
+                                         {CLI_INTERRUPTED, "interrupted"},
+                                         {0}};
+
+static const struct verb_program program = {
+    .name = "emberctl",
+    .version = EMBER_VERSION,
+    .summary = "load models into emberd, spawn instances, generate, verify, measure",
+    .about = "emberd keeps models resident and hands out warm instances of them. The verbs load, unload, "
+             "models, spawn, stop, ps, status and generate talk to it; the others need no daemon.",
+    .globals = globals,
+    .verbs = verbs,
+    .exits = exits,
+    .see_also = "emberd(8)",
+};
+
+int main(int argc, char **argv)
+{
+    _cleanup_(verb_call_freep) struct verb_call *call = NULL;
+    _cleanup_(buffer_free) struct buffer text = {0};
+    struct error err = {0};
+
+    signal(SIGPIPE, SIG_IGN);
+    int r = verb_parse(&program, argc, argv, &call, &text, &err);
+    if (r == VERB_TEXT) {
+        fputs(text.data, stdout);
+        return CLI_OK;
+    }
+    if (r < 0) {
+        fprintf(stderr, "emberctl: %s\n", error_text(&err));
+        return CLI_USAGE;
+    }
+    return call->verb->run(call);
+}

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine on the embedded model, over the backend that the first argument names: exact texts, and the same bits
+ * fresh or restored, alone or batched, whole or in chunks, in whichever bucket.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+#include <jansson.h>
+
+#include "base/fault.h"
+#include "engine/engine.h"
+#include "engine/load.h"
+
+#define MODEL SOURCE_ROOT "/models/ember-tiny"
+#define PAGES 64
+
+static const char *backend = "cpu";
+static struct loaded loaded = {.weights = -1, .manifest = -1};
+static char cache_dir[] = "/tmp/ember-test-engine-XXXXXX";
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    return remove(path);
+}
+
+static int setup(void **state)
+{
+    struct load_options options = {0};
+    struct error err = {0};
+
+    assert_non_null(mkdtemp(cache_dir));
+    if (load_checkpoint(MODEL, &options, &loaded, &err) < 0)
+        fail_msg("%s", err.text);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    loaded_close(&loaded);
+    nftw(cache_dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return 0;
+}
+
+static struct engine_options options(struct cache *cache)
+{
+    return (struct engine_options){.backend = backend, .cache = cache, .compile = true,
+                                   .weights = loaded.weights, .manifest = loaded.manifest};
+}
+
+static struct engine *open_with(struct cache *cache)
+{
+    struct engine_options o = options(cache);
+    struct engine *engine = NULL;
+    struct error err = {0};
+
+    if (engine_open(&o, &engine, &err) < 0)
+        fail_msg("%s", err.text);
+    return engine;
+}
+
+static struct cache *open_cache(void)
+{
+    struct cache *cache = NULL;
+    struct error err = {0};
+
+    if (cache_open(cache_dir, NULL, &cache, &err) < 0)
+        fail_msg("%s", err.text);
+    return cache;
+}
+
+static void adopt_all(struct engine *engine)
+{
+    struct error err = {0};
+
+    assert_int_equal(engine_background(engine, &err), 0);
+    while (!engine_settled(engine)) {
+        struct pollfd p = {.fd = engine_background_fd(engine), .events = POLLIN};
+        assert_true(poll(&p, 1, 30000) == 1);
+        if (engine_adopt(engine, &err) < 0)
+            fail_msg("%s", err.text);
+    }
+}
+
+/* Pages of a test's sequence: out of order, so that nothing works by luck. */
+static void some_pages(uint32_t pages[PAGES], uint32_t first)
+{
+    for (uint32_t i = 0; i < PAGES; i++)
+        pages[i] = first + (i * 7) % PAGES;
+}
+
+static struct engine_result step(struct engine *engine, const struct engine_seq *seqs, uint32_t n)
+{
+    struct engine_step s = {.seqs = seqs, .n_seqs = n, .logits = true};
+    struct engine_result result = {0};
+    struct error err = {0};
+
+    if (engine_step(engine, &s, &result, &err) < 0)
+        fail_msg("%s", err.text);
+    return result;
+}
+
+static struct engine_result run_one(struct engine *engine, const uint32_t *tokens, uint32_t n,
+                                    uint32_t position, uint32_t prompt_len, const uint32_t *pages)
+{
+    struct engine_seq seq = {.tokens = tokens, .n_tokens = n, .position = position,
+                             .prompt_len = prompt_len, .pages = pages, .n_pages = PAGES,
+                             .sample = true};
+    return step(engine, &seq, 1);
+}
+
+static size_t ids_of(const json_t *list, uint32_t *ret, size_t room)
+{
+    size_t n = json_array_size(list);
+
+    assert_true(n <= room);
+    for (size_t i = 0; i < n; i++)
+        ret[i] = (uint32_t)json_integer_value(json_array_get(list, i));
+    return n;
+}
+
+/* The committed texts, token by token. */
+static void generates_the_expected_tokens(void **state)
+{
+    json_t *json = json_load_file(MODEL "/expected_text.json", 0, NULL), *item;
+    struct engine *engine = open_with(NULL);
+    uint32_t pages[PAGES], prompt[512], want[512];
+    size_t index;
+
+    some_pages(pages, 3);
+    assert_true(json_array_size(json_object_get(json, "cases")) >= 5);
+    json_array_foreach (json_object_get(json, "cases"), index, item) {
+        size_t n = ids_of(json_object_get(item, "prompt_ids"), prompt, 512);
+        size_t m = ids_of(json_object_get(item, "greedy_ids"), want, 512);
+        struct engine_result r = {0};
+        for (size_t done = 0; done < n; done += 64)
+            r = run_one(engine, prompt + done, (uint32_t)MIN(64, n - done), (uint32_t)done,
+                        (uint32_t)n, pages);
+        for (size_t i = 0; i < m; i++) {
+            assert_int_equal(r.greedy[0], want[i]);
+            r = run_one(engine, &want[i], 1, (uint32_t)(n + i), (uint32_t)n, pages);
+        }
+    }
+    json_decref(json);
+    engine_free(engine);
+}
+
+static const uint32_t prompt_a[] = {1, 345, 201, 3288, 532, 341, 33, 2, 201, 1, 347, 201};
+static const uint32_t prompt_b[] = {1, 345, 201, 381, 364, 261, 2359, 33, 2, 201, 1, 347, 201, 35, 2359,
+                                    336, 404, 2854, 308, 1061, 290};
+
+static float *copy_logits(struct engine *engine, const struct engine_result *r, uint32_t row)
+{
+    uint32_t vocab = engine_model(engine)->vocab_size;
+    float *copy = malloc(vocab * sizeof *copy);
+
+    assert_non_null(copy);
+    memcpy(copy, r->logits + (size_t)row * vocab, vocab * sizeof *copy);
+    return copy;
+}
+
+static void assert_same_bits(struct engine *engine, const float *a, const float *b)
+{
+    assert_memory_equal(a, b, engine_model(engine)->vocab_size * sizeof *a);
+}
+
+static void restored_graph_gives_the_bits_of_a_fresh_one(void **state)
+{
+    uint32_t pages[PAGES];
+    some_pages(pages, 0);
+    struct cache *cache = open_cache();
+    struct engine *fresh = open_with(cache), *restored = open_with(cache);
+    const struct engine_start *f = engine_started(fresh), *r = engine_started(restored);
+
+    assert_int_equal(f->graphs_captured, 1);
+    assert_int_equal(r->graphs_captured, 0);
+    assert_int_equal(r->graphs_restored, 1);
+    assert_int_equal(r->kernels_compiled, 0);
+    struct engine_result rf = run_one(fresh, prompt_b, ARRAY_LEN(prompt_b), 0, 21, pages);
+    struct engine_result rr = run_one(restored, prompt_b, ARRAY_LEN(prompt_b), 0, 21, pages);
+    assert_same_bits(fresh, rf.logits, rr.logits);
+    engine_free(fresh);
+    engine_free(restored);
+    cache_close(cache);
+}
+
+static void batch_bucket_and_chunk_do_not_change_bits(void **state)
+{
+    uint32_t pa[PAGES], pb[PAGES];
+    struct engine *engine = open_with(NULL);
+    some_pages(pa, 0);
+    some_pages(pb, PAGES);
+
+    struct engine_result r = run_one(engine, prompt_b, 21, 0, 21, pb);
+    float *alone = copy_logits(engine, &r, 0);
+
+    struct engine_seq both[] = {
+        {.tokens = prompt_a, .n_tokens = 12, .prompt_len = 12, .pages = pa, .n_pages = PAGES, .sample = true},
+        {.tokens = prompt_b, .n_tokens = 21, .prompt_len = 21, .pages = pb, .n_pages = PAGES, .sample = true}};
+    r = step(engine, both, 2);
+    assert_int_equal(r.n_rows, 2);
+    assert_same_bits(engine, alone, r.logits + engine_model(engine)->vocab_size);
+
+    adopt_all(engine);
+    assert_int_equal(engine_limits(engine).max_tokens, 512);
+    for (uint32_t chunk = 1; chunk <= 21; chunk++) { /* through the buckets of 1, 16 and 64 */
+        for (uint32_t done = 0; done < 21; done += chunk)
+            r = run_one(engine, prompt_b + done, MIN(chunk, 21 - done), done, 21, pb);
+        assert_same_bits(engine, alone, r.logits);
+    }
+    free(alone);
+    engine_free(engine);
+}
+
+static void refuses_bad_steps_and_serves_on(void **state)
+{
+    struct engine *engine = open_with(NULL);
+    uint32_t pages[PAGES], bad_page[] = {engine_limits(engine).pages}, bad_token[] = {4096};
+    uint32_t many[600] = {0};
+    some_pages(pages, 0);
+    const struct {
+        struct engine_seq seq;
+        int want;
+    } cases[] = {
+        {{.tokens = prompt_a, .n_tokens = 0, .pages = pages, .n_pages = PAGES}, -EINVAL},
+        {{.tokens = bad_token, .n_tokens = 1, .pages = pages, .n_pages = PAGES}, -EINVAL},
+        {{.tokens = prompt_a, .n_tokens = 1, .pages = bad_page, .n_pages = 1}, -EINVAL},
+        {{.tokens = prompt_b, .n_tokens = 21, .pages = pages, .n_pages = 1}, -EINVAL},
+        {{.tokens = prompt_a, .n_tokens = 1, .position = 2048, .pages = pages, .n_pages = PAGES}, -EINVAL},
+        {{.tokens = prompt_a, .n_tokens = 1, .position = UINT32_MAX, .pages = pages, .n_pages = PAGES}, -EINVAL},
+        {{.tokens = many, .n_tokens = 600, .pages = pages, .n_pages = PAGES}, -E2BIG},
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct engine_step s = {.seqs = &cases[i].seq, .n_seqs = 1};
+        struct engine_result result;
+        struct error err = {0};
+        assert_int_equal(engine_step(engine, &s, &result, &err), cases[i].want);
+        assert_true(strlen(err.text) > 10);
+    }
+    assert_int_equal(run_one(engine, prompt_a, 12, 0, 12, pages).greedy[0], 43);
+    engine_free(engine);
+}
+
+static void wrong_canary_is_not_ready(void **state)
+{
+    struct cache *cache = open_cache();
+    struct engine *engine = NULL;
+    struct engine_options o = options(cache);
+    struct error err = {0};
+
+    engine_free(open_with(cache)); /* the record is there */
+    setenv("EMBER_FAULT", "canary:1", 1);
+    fault_init();
+    assert_int_equal(engine_open(&o, &engine, &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "canary"));
+    unsetenv("EMBER_FAULT");
+    fault_init();
+    engine_free(open_with(cache));
+    cache_close(cache);
+}
+
+/* Weights of the right size that are not those of the manifest: only the canary can tell. */
+static void other_weights_are_found_by_the_canary(void **state)
+{
+    struct cache *cache = open_cache();
+    off_t size = lseek(loaded.weights, 0, SEEK_END);
+    int fd = memfd_create("other", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+    char *data = mmap(NULL, (size_t)size, PROT_READ, MAP_SHARED, loaded.weights, 0);
+    struct engine_options o = options(cache);
+    struct engine *engine = NULL;
+    struct error err = {0};
+
+    assert_true(data != MAP_FAILED && fd >= 0);
+    engine_free(open_with(cache));
+    for (off_t done = 0; done < size;)
+        done += write(fd, data + done, (size_t)(size - done));
+    /* Layer 0 begins on a page boundary behind the embedding; flip a bit of many of its values. */
+    for (off_t at = 4096 * 256 * 2; at < 4096 * 256 * 2 + 65536; at += 64) {
+        char byte = (char)(data[at] ^ 0x10);
+        assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+    }
+    munmap(data, (size_t)size);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL), 0);
+    o.weights = fd;
+    assert_int_equal(engine_open(&o, &engine, &err), -EBADMSG);
+    assert_non_null(strstr(err.text, "canary"));
+    close(fd);
+    cache_close(cache);
+}
+
+static void failing_compiler_costs_nothing_but_speed(void **state)
+{
+    uint32_t pages[PAGES];
+    some_pages(pages, 0);
+    setenv("EMBER_FAULT", "compile", 1);
+    fault_init();
+    struct engine *engine = open_with(NULL);
+    assert_int_equal(engine_started(engine)->kernels_compiled, 0);
+    assert_int_equal(run_one(engine, prompt_a, 12, 0, 12, pages).greedy[0], 43);
+    engine_free(engine);
+    unsetenv("EMBER_FAULT");
+    fault_init();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(generates_the_expected_tokens),
+        cmocka_unit_test(restored_graph_gives_the_bits_of_a_fresh_one),
+        cmocka_unit_test(batch_bucket_and_chunk_do_not_change_bits),
+        cmocka_unit_test(refuses_bad_steps_and_serves_on),
+        cmocka_unit_test(wrong_canary_is_not_ready),
+        cmocka_unit_test(other_weights_are_found_by_the_canary),
+        cmocka_unit_test(failing_compiler_costs_nothing_but_speed),
+    };
+
+    if (argc > 1)
+        backend = argv[1];
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
