@@ -214,6 +214,10 @@ enum { CPY_X = ARG_FIRST, CPY_X_STRIDE, CPY_INDEX, CPY_OUT, CPY_OUT_STRIDE, CPY_
 /* argmax */
 enum { AMX_X = ARG_FIRST, AMX_X_STRIDE, AMX_OUT, AMX_V };
 
+/* measure_read, measure_fma: no row count */
+enum { MSR_IN, MSR_BYTES, MSR_OUT };
+#define MEASURE_CHAINS 12
+
 #define KERNEL_MAX_ARGS 32
 
 #endif

@@ -23,10 +23,13 @@
     X(moe_linear_bf16, "moe_linear.bf16", moe_linear)                                              \
     X(moe_combine, "moe_combine", moe)                                                             \
     X(copy, "copy", rows)                                                                          \
-    X(argmax, "argmax", rows)
+    X(argmax, "argmax", rows)                                                                      \
+    X(measure_read, "measure_read", measure)                                                       \
+    X(measure_fma, "measure_fma", measure)
 
 /* X(source file without .c) */
-#define CPU_SOURCES(X) X(attention) X(linear) X(moe) X(moe_linear) X(norm) X(rope) X(rows)
+#define CPU_SOURCES(X)                                                                             \
+    X(attention) X(linear) X(measure) X(moe) X(moe_linear) X(norm) X(rope) X(rows)
 
 /* Written by embed.py. */
 struct cpu_source_text {

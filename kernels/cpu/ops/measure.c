@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What this processor can do at most, as kernels so that they run on the same threads: read
+ * bandwidth, FMA rate. */
+#include "kernels/cpu/ops/args.h"
+#include "kernels/cpu/simd.h"
+
+/* Reads MSR_BYTES (a multiple of 4096) once; one float a block goes to MSR_OUT. */
+KERNEL(measure_read)
+{
+    const char *p = arg_pointer(args[MSR_IN]);
+    struct range range = block_range(args[MSR_BYTES] / 4096, block, n_blocks);
+    vf sum[8];
+    UNROLL
+    for (int i = 0; i < 8; i++)
+        sum[i] = v_zero();
+    for (size_t page = range.first; page < range.end; page++) {
+        const float *x = (const float *)(p + page * 4096);
+        for (size_t k = 0; k < 1024; k += 8 * VL)
+            UNROLL
+        for (int i = 0; i < 8; i++)
+            sum[i] = v_add(sum[i], v_load(x + k + (size_t)i * VL));
+    }
+    for (int i = 1; i < 8; i++)
+        sum[0] = v_add(sum[0], sum[i]);
+    ((float *)arg_pointer(args[MSR_OUT]))[block] = v_sum(sum[0]);
+}
+
+/* MSR_BYTES steps of 12 independent FMAs in registers in every block; one float a block goes to
+ * MSR_OUT. */
+KERNEL(measure_fma)
+{
+    vf acc[MEASURE_CHAINS], a = v_set(*(const float *)arg_pointer(args[MSR_IN])), b = v_set(1e-9f);
+    UNROLL
+    for (int i = 0; i < MEASURE_CHAINS; i++)
+        acc[i] = v_set((float)i);
+    for (size_t n = args[MSR_BYTES]; n > 0; n--) {
+        UNROLL
+        for (int i = 0; i < MEASURE_CHAINS; i++)
+            acc[i] = v_fma(acc[i], a, b);
+        __asm__ volatile("" : "+x"(a)); /* the loop stays a loop */
+    }
+    for (int i = 1; i < MEASURE_CHAINS; i++)
+        acc[0] = v_add(acc[0], acc[i]);
+    ((float *)arg_pointer(args[MSR_OUT]))[block] = v_sum(acc[0]);
+}
