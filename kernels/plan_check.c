@@ -144,12 +144,17 @@ static void weight(struct check *c, int slot, const char *name, int rank, uint64
         fail(c, "%s is not packed", name);
 }
 
-/* int32 step inputs. */
-static void index_input(struct check *c, int slot, const char *name, uint64_t rows)
+/*
+ * int32 step inputs. They are the very ones of the IO layout: whoever starts a step has checked
+ * those, and no other bytes may be taken for indices.
+ */
+static void index_input(struct check *c, int slot, const char *name, uint64_t rows, uint64_t offset)
 {
     operand(c, slot, name, IN, 1, rows, 0, 0);
     if (!c->failed && c->op->t[slot].dtype != EMBER_I32)
         fail(c, "%s is %s, not i32", name, dtype_name(c->op->t[slot].dtype));
+    if (!c->failed && (c->op->t[slot].arena != EMBER_ARENA_IO || c->op->t[slot].offset != offset))
+        fail(c, "%s is not the step's", name);
 }
 
 static int64_t int_in(struct check *c, int slot, const char *name, int64_t min, int64_t max)
@@ -194,7 +199,7 @@ static uint32_t cols_of(const struct check *c, int slot)
 static void check_embed(struct check *c)
 {
     uint32_t d = cols_of(c, EMBED_OUT);
-    index_input(c, EMBED_TOKENS, "tokens", c->n);
+    index_input(c, EMBED_TOKENS, "tokens", c->n, c->plan->io.tokens);
     weight(c, EMBED_TABLE, "table", 2, c->plan->io.shape.vocab, d, 0);
     act(c, EMBED_OUT, "out", OUT, c->n, d);
 }
@@ -240,8 +245,8 @@ static void check_linear(struct check *c)
 static void check_rope_table(struct check *c)
 {
     uint32_t half = c->op->t[ROPE_INV_FREQ].dim[0];
-    index_input(c, ROPE_POSITIONS, "positions", c->n);
-    index_input(c, ROPE_LEN, "rope_len", c->n);
+    index_input(c, ROPE_POSITIONS, "positions", c->n, c->plan->io.positions);
+    index_input(c, ROPE_LEN, "rope_len", c->n, c->plan->io.rope_len);
     weight(c, ROPE_INV_FREQ, "inv_freq", 1, half, 0, 0);
     if (!c->failed && c->op->t[ROPE_INV_FREQ].dtype != EMBER_F32)
         fail(c, "inv_freq is not f32");
@@ -317,7 +322,7 @@ static void check_split_norm_rope(struct check *c)
     kv_block(c, SNR_V, "v", (uint64_t)hkv, (uint64_t)page, (uint64_t)dv);
     if (!c->failed && kv_overlap(&c->op->t[SNR_K], &c->op->t[SNR_V]))
         fail(c, "k and v overlap");
-    index_input(c, SNR_KV_SLOT, "kv_slot", c->n);
+    index_input(c, SNR_KV_SLOT, "kv_slot", c->n, c->plan->io.kv_slot);
     distinct(c, SNR_Q, -1);
 }
 
@@ -335,10 +340,13 @@ static void check_attention(struct check *c)
     kv_block(c, ATTN_K, "k", (uint64_t)hkv, (uint64_t)page, (uint64_t)dk);
     kv_block(c, ATTN_V, "v", (uint64_t)hkv, (uint64_t)page, (uint64_t)dv);
     operand(c, ATTN_PAGES, "pages", IN, 2, c->plan->io.shape.seqs, c->plan->io.shape.pages, 0);
-    if (!c->failed && c->op->t[ATTN_PAGES].dtype != EMBER_I32)
-        fail(c, "pages is not i32");
-    index_input(c, ATTN_SEQ_OF, "seq_of", c->n);
-    index_input(c, ATTN_POSITIONS, "positions", c->n);
+    if (!c->failed &&
+        (c->op->t[ATTN_PAGES].dtype != EMBER_I32 || c->op->t[ATTN_PAGES].arena != EMBER_ARENA_IO ||
+         c->op->t[ATTN_PAGES].offset != c->plan->io.pages ||
+         c->op->t[ATTN_PAGES].row_stride != (uint64_t)c->plan->io.shape.pages * 4))
+        fail(c, "pages is not the step's page table");
+    index_input(c, ATTN_SEQ_OF, "seq_of", c->n, c->plan->io.seq_of);
+    index_input(c, ATTN_POSITIONS, "positions", c->n, c->plan->io.positions);
     if (!absent(c, ATTN_SINKS))
         weight(c, ATTN_SINKS, "sinks", 1, (uint64_t)hq, 0, 0);
     act(c, ATTN_OUT, "out", OUT, c->n, (uint64_t)(hq * dv));
@@ -396,6 +404,45 @@ static void check_moe_route(struct check *c)
     distinct(c, ROUTE_WEIGHTS, -1);
 }
 
+/* The operands that a kind writes, KV apart; ends with -1. */
+static const int8_t outputs[EMBER_OP_COUNT][3] = {
+    [EMBER_OP_EMBED] = {EMBED_OUT, -1},     [EMBER_OP_NORM] = {NORM_OUT, NORM_X, -1},
+    [EMBER_OP_ADD] = {ADD_X, -1},           [EMBER_OP_LINEAR] = {LINEAR_OUT, -1},
+    [EMBER_OP_ROPE_TABLE] = {ROPE_OUT, -1}, [EMBER_OP_SPLIT_NORM_ROPE] = {SNR_Q, -1},
+    [EMBER_OP_ATTENTION] = {ATTN_OUT, -1},  [EMBER_OP_GLU] = {GLU_OUT, -1},
+    [EMBER_OP_ACT] = {ACT_OUT, -1},         [EMBER_OP_MOE_ROUTE] = {ROUTE_IDS, ROUTE_WEIGHTS, -1},
+    [EMBER_OP_MOE_LINEAR] = {MOE_OUT, -1},  [EMBER_OP_MOE_COMBINE] = {COMBINE_OUT, -1},
+    [EMBER_OP_GATHER] = {GATHER_OUT, -1},   [EMBER_OP_COPY] = {COPY_OUT, -1},
+    [EMBER_OP_ARGMAX] = {ARGMAX_OUT, -1},
+};
+
+static bool writes_over(const struct ember_op *op, const struct ember_tensor *t)
+{
+    for (const int8_t *slot = outputs[op->kind]; *slot >= 0; slot++)
+        if (overlap(&op->t[*slot], t))
+            return true;
+    return false;
+}
+
+/* Expert ids index the weights, so they must be what a router of the same segment put there last.
+ */
+static void routed_ids(struct check *c)
+{
+    const struct ember_tensor *ids = &c->op->t[MOE_IDS];
+    for (const struct ember_op *op = c->op; op-- > c->plan->ops && !c->failed;) {
+        if (op->segment != c->op->segment)
+            break;
+        if (!writes_over(op, ids))
+            continue;
+        if (op->kind == EMBER_OP_MOE_ROUTE && op->rows == c->op->rows &&
+            !memcmp(&op->t[ROUTE_IDS], ids, sizeof *ids) &&
+            op->t[ROUTE_LOGITS].dim[1] <= c->op->t[MOE_W].dim[0])
+            return;
+        break;
+    }
+    fail(c, "ids are not those of a router before it");
+}
+
 static void check_moe_linear(struct check *c)
 {
     const struct ember_tensor *w = &c->op->t[MOE_W];
@@ -407,6 +454,7 @@ static void check_moe_linear(struct check *c)
     if (!absent(c, MOE_B))
         weight(c, MOE_B, "bias", 2, w->dim[0], w->dim[1], 0);
     route_ids(c, MOE_IDS, IN, (uint64_t)k);
+    routed_ids(c);
     act(c, MOE_OUT, "out", OUT, slots, w->dim[1]);
     distinct(c, MOE_OUT, -1);
 }
@@ -431,7 +479,7 @@ static void check_gather(struct check *c)
     if (c->op->rows != EMBER_ROWS_LOGITS)
         fail(c, "gather counts in tokens, not in logit rows");
     act(c, GATHER_X, "x", IN, c->plan->io.shape.tokens, d);
-    index_input(c, GATHER_INDEX, "index", c->n);
+    index_input(c, GATHER_INDEX, "index", c->n, c->plan->io.rows);
     act(c, GATHER_OUT, "out", OUT, c->n, d);
     distinct(c, GATHER_OUT, -1);
 }

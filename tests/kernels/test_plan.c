@@ -1,0 +1,522 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The checker of plans: a plan with every kind of op passes; each way of spoiling an operand is
+ * refused; whatever passes after random damage runs inside its arenas, which stand between
+ * inaccessible pages.
+ */
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include <cmocka.h>
+
+#include "kernels/plan.h"
+#include "kernels/ref/ref.h"
+
+enum {
+    T = 6,
+    S = 2,
+    R = 3,
+    P = 4,
+    V = 20,
+    D = 8,
+    HQ = 4,
+    HKV = 2,
+    DK = 4,
+    DV = 2,
+    I = 12,
+    E = 4,
+    K = 2
+};
+
+/* ---- a plan with every kind ---- */
+
+static struct plan *plan;
+static uint64_t weights_at;
+
+static struct ember_tensor w(uint32_t rank, uint32_t d0, uint32_t d1, uint32_t d2)
+{
+    struct ember_tensor t = {.arena = EMBER_ARENA_WEIGHTS,
+                             .dtype = EMBER_BF16,
+                             .rank = (uint8_t)rank,
+                             .dim = {d0, d1, d2},
+                             .offset = weights_at};
+    uint64_t row = 2;
+    for (uint32_t d = 1; d < rank; d++)
+        row *= t.dim[d];
+    t.row_stride = rank > 1 ? row : 0;
+    weights_at = (weights_at + row * d0 + 63) & ~UINT64_C(63);
+    return t;
+}
+
+static struct ember_tensor s(uint32_t rows, uint32_t cols)
+{
+    struct ember_tensor t = {0};
+    assert_int_equal(plan_scratch(plan, EMBER_F32, rows, cols, &t, NULL), 0);
+    return t;
+}
+
+static struct ember_tensor io(uint64_t offset, uint32_t n)
+{
+    return (struct ember_tensor){
+        .arena = EMBER_ARENA_IO, .dtype = EMBER_I32, .rank = 1, .dim = {n}, .offset = offset};
+}
+
+static struct ember_op *op(enum ember_op_kind kind)
+{
+    struct ember_op *o = plan_op(plan, kind, EMBER_ROWS_TOKENS);
+    assert_non_null(o);
+    return o;
+}
+
+static void make_attention(struct ember_tensor qkv, struct ember_tensor rope,
+                           struct ember_tensor out)
+{
+    uint64_t page = (uint64_t)KV_PAGE_SIZE * HKV * (DK + DV) * 4;
+    struct ember_tensor q = s(T, HQ * DK), k, v;
+    struct ember_op *o = op(EMBER_OP_SPLIT_NORM_ROPE);
+    plan->arena_bytes[EMBER_ARENA_KV] = page;
+    k = (struct ember_tensor){
+        .arena = EMBER_ARENA_KV, .rank = 3, .dim = {HKV, KV_PAGE_SIZE, DK}, .row_stride = page};
+    v = k;
+    v.dim[2] = DV;
+    v.offset = (uint64_t)KV_PAGE_SIZE * HKV * DK * 4;
+    o->t[SNR_QKV] = qkv;
+    o->t[SNR_Q_NORM] = w(1, DK, 0, 0);
+    o->t[SNR_K_NORM] = w(1, DK, 0, 0);
+    o->t[SNR_ROPE] = rope;
+    o->t[SNR_Q] = q;
+    o->t[SNR_K] = k;
+    o->t[SNR_V] = v;
+    o->t[SNR_KV_SLOT] = io(plan->io.kv_slot, T);
+    o->i[SNR_I_Q_HEADS] = HQ;
+    o->i[SNR_I_KV_HEADS] = HKV;
+    o->i[SNR_I_DK] = DK;
+    o->i[SNR_I_DV] = DV;
+    o->i[SNR_I_ROTARY] = DK;
+    o->i[SNR_I_NORM] = EMBER_QK_NORM_HEAD;
+    o->i[SNR_I_PAGE_SIZE] = KV_PAGE_SIZE;
+    o = op(EMBER_OP_ATTENTION);
+    o->t[ATTN_Q] = q;
+    o->t[ATTN_K] = k;
+    o->t[ATTN_V] = v;
+    o->t[ATTN_PAGES] = io(plan->io.pages, S);
+    o->t[ATTN_PAGES].rank = 2;
+    o->t[ATTN_PAGES].dim[1] = P;
+    o->t[ATTN_PAGES].row_stride = P * 4;
+    o->t[ATTN_SEQ_OF] = io(plan->io.seq_of, T);
+    o->t[ATTN_POSITIONS] = io(plan->io.positions, T);
+    o->t[ATTN_SINKS] = w(1, HQ, 0, 0);
+    o->t[ATTN_OUT] = out;
+    o->i[ATTN_I_Q_HEADS] = HQ;
+    o->i[ATTN_I_KV_HEADS] = HKV;
+    o->i[ATTN_I_DK] = DK;
+    o->i[ATTN_I_DV] = DV;
+    o->i[ATTN_I_PAGE_SIZE] = KV_PAGE_SIZE;
+    o->f[ATTN_F_SCALE] = 1;
+}
+
+static struct ember_op *linear(struct ember_tensor x, struct ember_tensor weight,
+                               struct ember_tensor out)
+{
+    struct ember_op *o = op(EMBER_OP_LINEAR);
+    o->t[LINEAR_X] = x;
+    o->t[LINEAR_W] = weight;
+    o->t[LINEAR_OUT] = out;
+    o->f[LINEAR_F_SCALE] = 1;
+    return o;
+}
+
+static void expert_linear(struct ember_tensor x, struct ember_tensor weight,
+                          struct ember_tensor ids, struct ember_tensor out, bool per_slot)
+{
+    struct ember_op *o = op(EMBER_OP_MOE_LINEAR);
+    o->t[MOE_X] = x;
+    o->t[MOE_W] = weight;
+    o->t[MOE_IDS] = ids;
+    o->t[MOE_OUT] = out;
+    o->i[MOE_I_TOPK] = K;
+    o->i[MOE_I_PER_SLOT] = per_slot;
+}
+
+static void make_moe(struct ember_tensor h, struct ember_tensor out)
+{
+    struct ember_tensor logits = s(T, E), ids, weights = s(T, K), two = s(T * K, 2 * I),
+                        one = s(T * K, I), y = s(T * K, D), shared = s(T, D), gate = s(T, 1);
+    struct ember_op *o;
+    assert_int_equal(plan_scratch(plan, EMBER_I32, T, K, &ids, NULL), 0);
+    linear(h, w(2, E, D, 0), logits);
+    o = op(EMBER_OP_MOE_ROUTE);
+    o->t[ROUTE_LOGITS] = logits;
+    o->t[ROUTE_BIAS] = w(1, E, 0, 0);
+    o->t[ROUTE_IDS] = ids;
+    o->t[ROUTE_WEIGHTS] = weights;
+    o->i[ROUTE_I_TOPK] = K;
+    o->f[ROUTE_F_SCALE] = 1;
+    expert_linear(h, w(3, E, 2 * I, D), ids, two, false);
+    o = op(EMBER_OP_GLU);
+    o->t[GLU_X] = two;
+    o->t[GLU_OUT] = one;
+    o->i[GLU_I_REPEAT] = K;
+    expert_linear(one, w(3, E, D, I), ids, y, true);
+    linear(h, w(2, D, D, 0), shared);
+    linear(h, w(2, 1, D, 0), gate);
+    o = op(EMBER_OP_ACT);
+    o->t[ACT_X] = shared;
+    o->t[ACT_OUT] = shared;
+    o = op(EMBER_OP_MOE_COMBINE);
+    o->t[COMBINE_Y] = y;
+    o->t[COMBINE_WEIGHTS] = weights;
+    o->t[COMBINE_SHARED] = shared;
+    o->t[COMBINE_GATE] = gate;
+    o->t[COMBINE_OUT] = out;
+    o->i[COMBINE_I_TOPK] = K;
+}
+
+static void make_head(struct ember_tensor x)
+{
+    struct ember_tensor g = s(R, D), logits = {.arena = EMBER_ARENA_IO,
+                                               .rank = 2,
+                                               .dim = {R, V},
+                                               .offset = plan->io.logits,
+                                               .row_stride = V * 4};
+    struct ember_tensor tap = x;
+    struct ember_op *o;
+    assert_int_equal(plan_segment(plan, SEGMENT_HEAD, 0, NULL), 0);
+    tap.arena = EMBER_ARENA_IO;
+    tap.offset = plan->io.hidden;
+    o = op(EMBER_OP_COPY);
+    o->t[COPY_X] = x;
+    o->t[COPY_OUT] = tap;
+    o = op(EMBER_OP_GATHER);
+    o->rows = EMBER_ROWS_LOGITS;
+    o->t[GATHER_X] = x;
+    o->t[GATHER_INDEX] = io(plan->io.rows, R);
+    o->t[GATHER_OUT] = g;
+    linear(g, w(2, V, D, 0), logits)->rows = EMBER_ROWS_LOGITS;
+    o = op(EMBER_OP_ARGMAX);
+    o->rows = EMBER_ROWS_LOGITS;
+    o->t[ARGMAX_X] = logits;
+    o->t[ARGMAX_OUT] = io(plan->io.sampled, R);
+}
+
+static int setup(void **state)
+{
+    struct step_shape shape = {
+        .tokens = T, .seqs = S, .rows = R, .pages = P, .vocab = V, .hidden = D, .taps = 1};
+    struct ember_tensor x, h, delta, rope, qkv, attn;
+    struct ember_op *o;
+    weights_at = 0;
+    assert_int_equal(plan_new(&shape, &plan, NULL), 0);
+    x = s(T, D), h = s(T, D), delta = s(T, D), rope = s(T, DK);
+    qkv = s(T, HQ * DK + HKV * (DK + DV)), attn = s(T, HQ * DV);
+    assert_int_equal(plan_segment(plan, SEGMENT_EMBED, 0, NULL), 0);
+    o = op(EMBER_OP_EMBED);
+    o->t[EMBED_TOKENS] = io(plan->io.tokens, T);
+    o->t[EMBED_TABLE] = w(2, V, D, 0);
+    o->t[EMBED_OUT] = x;
+    o->f[EMBED_F_SCALE] = 1;
+    o = op(EMBER_OP_ROPE_TABLE);
+    o->t[ROPE_POSITIONS] = io(plan->io.positions, T);
+    o->t[ROPE_LEN] = io(plan->io.rope_len, T);
+    o->t[ROPE_INV_FREQ] = w(1, DK / 2, 0, 0);
+    o->t[ROPE_INV_FREQ].dtype = EMBER_F32;
+    o->t[ROPE_OUT] = rope;
+    assert_int_equal(plan_segment(plan, SEGMENT_LAYER, 0, NULL), 0);
+    o = op(EMBER_OP_NORM);
+    o->t[NORM_X] = x;
+    o->t[NORM_W] = w(1, D, 0, 0);
+    o->t[NORM_B] = w(1, D, 0, 0);
+    o->t[NORM_OUT] = h;
+    o->t[NORM_DELTA] = delta;
+    linear(h, w(2, HQ * DK + HKV * (DK + DV), D, 0), qkv)->t[LINEAR_B] =
+        w(1, HQ * DK + HKV * (DK + DV), 0, 0);
+    make_attention(qkv, rope, attn);
+    linear(attn, w(2, D, HQ * DV, 0), delta);
+    o = op(EMBER_OP_ADD);
+    o->t[ADD_X] = x;
+    o->t[ADD_DELTA] = delta;
+    make_moe(h, delta);
+    make_head(x);
+    plan->arena_bytes[EMBER_ARENA_WEIGHTS] = weights_at;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    plan_free(plan);
+    plan = NULL;
+    return 0;
+}
+
+static void test_passes(void **state)
+{
+    bool seen[EMBER_OP_COUNT] = {0};
+    struct error err = {0};
+    if (plan_check(plan, &err) < 0)
+        fail_msg("%s", err.text);
+    for (uint32_t i = 0; i < plan->n_ops; i++)
+        seen[plan->ops[i].kind] = true;
+    for (int k = 0; k < EMBER_OP_COUNT; k++)
+        assert_true(seen[k]);
+}
+
+/* ---- spoiling ---- */
+
+static void refused(uint32_t i, int slot, const char *how)
+{
+    struct error err = {0};
+    int r = plan_check(plan, &err);
+    if (r != -EINVAL || !strstr(err.text, op_name(plan->ops[i].kind)))
+        fail_msg("op %u (%s), operand %d, %s: %d \"%s\"", i, op_name(plan->ops[i].kind), slot, how,
+                 r, err.text);
+}
+
+static bool optional(uint16_t kind, int slot)
+{
+    return (kind == EMBER_OP_NORM && (slot == NORM_B || slot == NORM_DELTA)) ||
+           (kind == EMBER_OP_LINEAR && slot == LINEAR_B) ||
+           (kind == EMBER_OP_SPLIT_NORM_ROPE && slot == SNR_ROPE) ||
+           (kind == EMBER_OP_ATTENTION && slot == ATTN_SINKS) ||
+           (kind == EMBER_OP_MOE_ROUTE && slot == ROUTE_BIAS) ||
+           (kind == EMBER_OP_MOE_COMBINE && (slot == COMBINE_SHARED || slot == COMBINE_GATE));
+}
+
+static void spoil(uint32_t i, int slot)
+{
+    struct ember_op *o = &plan->ops[i];
+    struct ember_tensor *t = &o->t[slot], good = *t;
+#define SPOIL(change)                                                                              \
+    change;                                                                                        \
+    refused(i, slot, #change);                                                                     \
+    *t = good
+    SPOIL(t->offset = UINT64_MAX - 3);
+    SPOIL(t->offset = plan->arena_bytes[t->arena]);
+    SPOIL(t->offset += 1);
+    SPOIL(t->arena = 9);
+    SPOIL(t->arena = EMBER_ARENA_STATE);
+    SPOIL(t->rank = t->rank == 1 ? 2 : 1);
+    SPOIL(t->rank = 4);
+    SPOIL(t->dtype = EMBER_DTYPE_COUNT);
+    SPOIL(t->dtype = EMBER_U8);
+    SPOIL(t->dim[0] = 0);
+    SPOIL(t->dim[0] = UINT32_MAX);
+    SPOIL(t->reserved = 1);
+    if (t->rank > 1) {
+        SPOIL(t->dim[1] = 0);
+        SPOIL(t->dim[t->rank - 1] += 1);
+        SPOIL(t->row_stride = UINT64_C(1) << 62);
+    }
+    if (t->rank == 2 && t->dim[0] > 1) {
+        SPOIL(t->row_stride = 0);
+    }
+    if (!optional(o->kind, slot)) {
+        SPOIL(t->rank = 0);
+    }
+}
+
+static void test_operands(void **state)
+{
+    for (uint32_t i = 0; i < plan->n_ops; i++)
+        for (int slot = 0; slot < EMBER_OP_TENSORS; slot++)
+            if (plan->ops[i].t[slot].rank)
+                spoil(i, slot);
+}
+
+static void test_attributes(void **state)
+{
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        struct ember_op *o = &plan->ops[i], good = *o;
+        o->f[0] = 0.0 / 0.0;
+        refused(i, -1, "NaN");
+        *o = good;
+        if (o->kind == EMBER_OP_MOE_ROUTE || o->kind == EMBER_OP_ATTENTION ||
+            o->kind == EMBER_OP_SPLIT_NORM_ROPE || o->kind == EMBER_OP_MOE_LINEAR) {
+            o->i[0] = o->kind == EMBER_OP_MOE_ROUTE ? 9 : 0;
+            refused(i, -1, "attribute 0");
+            o->i[0] = INT64_MIN;
+            refused(i, -1, "attribute 0");
+            *o = good;
+        }
+        if (o->kind == EMBER_OP_GLU) {
+            o->i[GLU_I_REPEAT] = INT64_MAX;
+            refused(i, -1, "repeat");
+            *o = good;
+        }
+    }
+}
+
+static void test_plan_itself(void **state)
+{
+    struct error err = {0};
+    plan->ops[0].kind = EMBER_OP_COUNT;
+    assert_int_equal(plan_check(plan, &err), -EINVAL);
+    plan->ops[0].kind = EMBER_OP_EMBED;
+    plan->ops[1].segment = 2;
+    assert_int_equal(plan_check(plan, &err), -EINVAL);
+    plan->ops[1].segment = 0;
+    plan->segments[1].count++;
+    assert_int_equal(plan_check(plan, &err), -EINVAL);
+    plan->segments[1].count--;
+    plan->n_segments--;
+    assert_int_equal(plan_check(plan, &err), -EINVAL);
+    plan->n_segments++;
+    plan->io.logits += 64;
+    assert_int_equal(plan_check(plan, &err), -EINVAL);
+    plan->io.logits -= 64;
+    plan->arena_bytes[EMBER_ARENA_IO] -= 64;
+    assert_int_equal(plan_check(plan, &err), -EINVAL);
+    plan->arena_bytes[EMBER_ARENA_IO] += 64;
+    assert_int_equal(plan_check(plan, &err), 0);
+}
+
+/* An output over an input is refused, but where the op set says "in place". */
+static void test_overlap(void **state)
+{
+    for (uint32_t i = 0; i < plan->n_ops; i++)
+        if (plan->ops[i].kind == EMBER_OP_LINEAR &&
+            plan->ops[i].t[LINEAR_OUT].arena != EMBER_ARENA_IO) {
+            struct ember_tensor good = plan->ops[i].t[LINEAR_OUT];
+            plan->ops[i].t[LINEAR_OUT].offset = plan->ops[i].t[LINEAR_X].offset;
+            refused(i, LINEAR_OUT, "over x");
+            plan->ops[i].t[LINEAR_OUT] = good;
+        }
+}
+
+static void test_digest(void **state)
+{
+    struct digest before = plan_digest(plan), after;
+    plan->ops[3].f[5] = 1;
+    after = plan_digest(plan);
+    assert_false(digest_equal(&before, &after));
+    plan->ops[3].f[5] = 0;
+    plan->cap_ops++;
+    after = plan_digest(plan);
+    assert_true(digest_equal(&before, &after));
+    plan->cap_ops--;
+}
+
+/* ---- what passes stays inside ---- */
+
+static uint64_t seed = 1;
+static uint32_t rnd(uint32_t n)
+{
+    seed = seed * UINT64_C(6364136223846793005) + 1442695040888963407;
+    return (uint32_t)(seed >> 33) % n;
+}
+
+/* `bytes` that end at an inaccessible page, with another before them. */
+static void *guarded(uint64_t bytes, void **ret_map, size_t *ret_size)
+{
+    uint64_t inner = (bytes + 4095) & ~UINT64_C(4095);
+    uint8_t *map = mmap(NULL, inner + 8192, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(map != MAP_FAILED);
+    if (inner)
+        assert_int_equal(mprotect(map + 4096, inner, PROT_READ | PROT_WRITE), 0);
+    *ret_map = map;
+    *ret_size = inner + 8192;
+    return map + 4096 + inner - bytes;
+}
+
+static void run_guarded(void)
+{
+    void *arenas[EMBER_ARENA_COUNT], *maps[EMBER_ARENA_COUNT];
+    size_t sizes[EMBER_ARENA_COUNT];
+    for (int a = 0; a < EMBER_ARENA_COUNT; a++)
+        arenas[a] = guarded(plan->arena_bytes[a], &maps[a], &sizes[a]);
+    *(struct ember_step_header *)arenas[EMBER_ARENA_IO] =
+        (struct ember_step_header){.n_tokens = T, .n_seqs = S, .n_rows = R};
+    for (int32_t i = 0; i < T; i++) {
+        ((int32_t *)((uint8_t *)arenas[EMBER_ARENA_IO] + plan->io.positions))[i] = i;
+        ((int32_t *)((uint8_t *)arenas[EMBER_ARENA_IO] + plan->io.kv_slot))[i] = i;
+    }
+    for (uint32_t i = 0; i < plan->n_ops; i++)
+        ref_op(&plan->ops[i], arenas);
+    for (int a = 0; a < EMBER_ARENA_COUNT; a++)
+        munmap(maps[a], sizes[a]);
+}
+
+static void damage(struct ember_op *o)
+{
+    struct ember_tensor *t = &o->t[rnd(EMBER_OP_TENSORS)];
+    const struct ember_op *other = &plan->ops[rnd(plan->n_ops)];
+    switch (rnd(8)) {
+    case 0:
+        t->offset += 64 * (uint64_t)(int64_t)((int32_t)rnd(64) - 32);
+        break;
+    case 1:
+        t->dim[rnd(3)] += rnd(5) - 2;
+        break;
+    case 2:
+        t->row_stride += 4 * (uint64_t)(int64_t)((int32_t)rnd(9) - 4);
+        break;
+    case 3:
+        *t = other->t[rnd(EMBER_OP_TENSORS)];
+        break;
+    case 4:
+        o->i[rnd(EMBER_OP_INTS)] += (int64_t)rnd(5) - 2;
+        break;
+    case 5:
+        t->dtype = (uint8_t)rnd(EMBER_DTYPE_COUNT + 1);
+        break;
+    case 6:
+        t->arena = (uint8_t)rnd(EMBER_ARENA_COUNT);
+        break;
+    default:
+        o->rows ^= 1;
+    }
+}
+
+static void test_inside(void **state)
+{
+    uint32_t passed = 0;
+    run_guarded();
+    for (int n = 0; n < 20000; n++) {
+        struct ember_op *o = &plan->ops[rnd(plan->n_ops)], good = *o;
+        damage(o);
+        if (rnd(2))
+            damage(o);
+        if (plan_check(plan, NULL) == 0 && memcmp(o, &good, sizeof good)) {
+            run_guarded();
+            passed++;
+        }
+        *o = good;
+    }
+    print_message("%u damaged plans passed and stayed inside\n", passed);
+    assert_in_range(passed, 100, 15000);
+}
+
+static void test_step_io(void **state)
+{
+    struct step_shape shape = {.tokens = 3, .seqs = 2, .rows = 2, .pages = 5, .vocab = 7};
+    struct step_io layout;
+    struct error err = {0};
+    assert_int_equal(step_io_layout(&shape, &layout, &err), 0);
+    assert_int_equal(layout.tokens, 64);
+    assert_int_equal(layout.positions, 128);
+    assert_int_equal(layout.pages, layout.rows + 64);
+    assert_int_equal(layout.inputs_end, layout.pages + 2 * 5 * 4);
+    assert_int_equal(layout.sampled % 64, 0);
+    assert_true(layout.bytes >= layout.logits + 2 * 7 * 4);
+    shape.seqs = 0;
+    assert_int_equal(step_io_layout(&shape, &layout, &err), -EINVAL);
+    shape.seqs = shape.pages = shape.rows = shape.vocab = 1u << 30;
+    assert_int_equal(step_io_layout(&shape, &layout, &err), -EOVERFLOW);
+    shape.vocab = UINT32_MAX;
+    assert_int_equal(step_io_layout(&shape, &layout, &err), -EINVAL);
+}
+
+int main(void)
+{
+#define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
+    const struct CMUnitTest tests[] = {
+        TEST(test_passes),     TEST(test_operands),
+        TEST(test_attributes), TEST(test_plan_itself),
+        TEST(test_overlap),    TEST(test_digest),
+        TEST(test_inside),     cmocka_unit_test(test_step_io),
+    };
+    return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
+}
