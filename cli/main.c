@@ -62,6 +62,12 @@ static const struct verb_option bench_spawn_options[] = {
     {"burst", VALUE_INT, .fallback = "64", .limits = "1..256", .help = "spawns at once"},
     {"dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"},
     {0}};
+static const struct verb_option bench_kernels_options[] = {
+    {"model", VALUE_STRING, .help = "only the shapes of tiny, 0.6B, 1.7B or 4B"},
+    {"kernel", VALUE_STRING, .help = "only kernels whose name begins so"},
+    {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024", .help = "0: what the machine allows"},
+    {"isa", VALUE_STRING, .help = "force the CPU kernels of baseline, avx2 or avx512"},
+    {0}};
 static const struct verb_option synth_options[] = {
     {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000", .help = "only so many layers; 0: all"},
     {"seed", VALUE_INT, .fallback = "1", .help = "same seed, same bytes"},
@@ -108,8 +114,8 @@ static const struct verb verbs[] = {
      "of a shape a checkpoint with random weights is written first.",
      bench_spawn_options, "bench spawn tiny qwen3-0.6b\t\n", run_bench_spawn},
     {"bench kernels", "", "measure CPU kernels, specialised against not",
-     "Prints each kernel's time and its fraction of the limit measured in the same run.", NULL, NULL,
-     run_bench_kernels},
+     "Prints each kernel's time and its fraction of the limit measured in the same run.",
+     bench_kernels_options, "bench kernels --model 0.6B --kernel attention\t\n", run_bench_kernels},
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",
      "CONFIG is a real config.json or the name of a shape (see bench spawn).", synth_options,
      "synth qwen3-0.6b /tmp/q\t\n", run_synth},
