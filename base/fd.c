@@ -59,6 +59,27 @@ int fd_write_all(int fd, const void *buffer, size_t n, const char *what, struct 
     return 0;
 }
 
+/* Files of /proc and /sys say that they have no bytes: these are read to their end. */
+static int read_unsized(int fd, const char *path, size_t limit, char **ret_data, size_t *ret_len,
+                        struct error *err)
+{
+    struct buffer data = {0};
+    char chunk[4096];
+    ssize_t n;
+
+    while ((n = read(fd, chunk, sizeof chunk)) > 0 && data.len + (size_t)n <= limit)
+        if (buffer_append(&data, chunk, (size_t)n) < 0)
+            break;
+    if (n == 0 && buffer_reserve(&data, 1) == 0) {
+        *ret_len = data.len;
+        *ret_data = data.data;
+        return 0;
+    }
+    int saved = n < 0 ? errno : n > 0 && data.len + (size_t)n > limit ? EFBIG : ENOMEM;
+    buffer_free(&data);
+    return error_sys(err, saved, "%s", path);
+}
+
 int fd_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_len,
                  struct error *err)
 {
@@ -76,6 +97,8 @@ int fd_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_le
     if (!data)
         return error_set(err, ENOMEM, "%s: no memory for %llu bytes", path,
                          (unsigned long long)st.st_size);
+    if (!st.st_size)
+        return read_unsized(fd, path, limit, ret_data, ret_len, err);
     int r = fd_pread_all(fd, data, (size_t)st.st_size, 0, path, err);
     if (r < 0)
         return r;
