@@ -481,6 +481,8 @@ void mgr_service_health(struct mgr *mgr)
         startup = true;
     mgr->startup_done = startup;
     ready &= startup && !mgr->draining;
+    if (mgr->draining)
+        grpc_server_set_health(mgr->server, "", GRPC_HEALTH_NOT_SERVING);
     grpc_server_set_health(mgr->server, "ember.v1.Ember",
                            mgr->draining ? GRPC_HEALTH_NOT_SERVING : GRPC_HEALTH_SERVING);
     grpc_server_set_health(mgr->server, "startup",

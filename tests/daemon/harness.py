@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs emberd for black-box tests: one daemon in a folder of its own, and a gRPC client for it.
+
+The client is python3-grpcio (Debian), which nobody here wrote. Without it the tests are skipped.
+"""
+import array
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+try:
+    import grpc
+except ImportError:
+    print("skipped: python3-grpcio is not installed (apt-get install python3-grpcio)")
+    sys.exit(77)
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TINY = os.path.join(SOURCE, "models", "ember-tiny")
+EMBERD = os.environ.get("EMBERD", os.path.join(SOURCE, "build", "daemon", "emberd"))
+FAKE = os.environ.get("FAKE_CHILD", os.path.join(SOURCE, "build", "tests", "daemon", "fake_child"))
+
+_generated = tempfile.mkdtemp(prefix="ember-pb-")
+subprocess.run(
+    ["protoc", f"--proto_path={SOURCE}/proto", f"--python_out={_generated}",
+     "ember/v1/ember.proto", "ember/v1/internal.proto", "grpc/health/v1/health.proto"],
+    check=True)
+# The package "grpc" is grpcio's: the health messages are loaded from their file, not as grpc.health.
+sys.path.insert(0, _generated)
+from ember.v1 import ember_pb2 as pb  # noqa: E402
+from ember.v1 import internal_pb2 as internal  # noqa: E402
+import importlib.util  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location(
+    "ember_health_pb2", f"{_generated}/grpc/health/v1/health_pb2.py")
+health = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(health)
+shutil.rmtree(_generated, ignore_errors=True)
+
+METHODS = {
+    "LoadModel": (pb.LoadModelRequest, pb.LoadProgress, True),
+    "UnloadModel": (pb.UnloadModelRequest, pb.UnloadModelResponse, False),
+    "ListModels": (pb.ListModelsRequest, pb.ListModelsResponse, False),
+    "SpawnInstance": (pb.SpawnInstanceRequest, pb.SpawnInstanceResponse, False),
+    "StopInstance": (pb.StopInstanceRequest, pb.StopInstanceResponse, False),
+    "ListInstances": (pb.ListInstancesRequest, pb.ListInstancesResponse, False),
+    "WatchInstances": (pb.WatchInstancesRequest, pb.InstanceEvent, True),
+    "GetStatus": (pb.GetStatusRequest, pb.GetStatusResponse, False),
+}
+
+
+class Client:
+    """client.SpawnInstance(model="x") → response; .future is grpcio's; streams are iterators."""
+
+    def __init__(self, address):
+        self.channel = grpc.insecure_channel(
+            address, options=[("grpc.use_local_subchannel_pool", 1)])
+        self.stubs = {}
+        for name, (request, response, stream) in METHODS.items():
+            make = self.channel.unary_stream if stream else self.channel.unary_unary
+            self.stubs[name] = make(f"/ember.v1.Ember/{name}",
+                                    request_serializer=request.SerializeToString,
+                                    response_deserializer=response.FromString)
+        self.health = self.channel.unary_unary(
+            "/grpc.health.v1.Health/Check",
+            request_serializer=health.HealthCheckRequest.SerializeToString,
+            response_deserializer=health.HealthCheckResponse.FromString)
+
+    def __getattr__(self, name):
+        request = METHODS[name][0]
+        stub = self.stubs[name]
+        return lambda timeout=20, **fields: stub(request(**fields), timeout=timeout,
+                                                 wait_for_ready=True)
+
+    def future(self, name, timeout=20, **fields):
+        return self.stubs[name].future(METHODS[name][0](**fields), timeout=timeout,
+                                       wait_for_ready=True)
+
+    def healthy(self, service):
+        return self.health(health.HealthCheckRequest(service=service), timeout=5).status == 1
+
+    def close(self):
+        self.channel.close()
+
+
+class NotifySocket:
+    """Plays systemd: receives sd_notify messages and keeps the descriptors of FDSTORE=1."""
+
+    def __init__(self, path):
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(path)
+        self.stored = []  # (name, fd)
+        self.seen = set()
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self):
+        while True:
+            data, ancillary, _, _ = self.socket.recvmsg(65536, 8192)
+            if not data:
+                return
+            fds = array.array("i")
+            for level, kind, payload in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    fds.frombytes(payload[:len(payload) - len(payload) % fds.itemsize])
+            fields = dict(line.split("=", 1) for line in data.decode().splitlines() if "=" in line)
+            self.seen.update(fields)
+            name = fields.get("FDNAME", "stored")
+            if fields.get("FDSTOREREMOVE") == "1":
+                for stored in [s for s in self.stored if s[0] == name]:
+                    os.close(stored[1])
+                    self.stored.remove(stored)
+            if fields.get("FDSTORE") == "1":
+                self.stored += [(name, fd) for fd in fds]
+            else:
+                for fd in fds:
+                    os.close(fd)
+
+    def settled(self, n):
+        """Waits until n descriptors are stored."""
+        Daemon.wait_until(lambda: len(self.stored) == n, f"{n} descriptors stored")
+
+    def close(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+            s.sendto(b"", self.path)
+        self.thread.join()
+        self.socket.close()
+        for _, fd in self.stored:
+            os.close(fd)
+        self.stored = []
+
+
+class Daemon:
+    """emberd with fake children (or with real=True the real ones) in a folder of its own."""
+
+    def __init__(self, *options, real=False, env=None, notify=None, pass_fds=(), folder=None,
+                 default_model=TINY, wait=True):
+        self.folder = folder or tempfile.mkdtemp(prefix="ember-test-")
+        self.own_folder = folder is None
+        self.control = os.path.join(self.folder, "control")
+        self.libexec = os.path.join(self.folder, "libexec")
+        self.run_dir = os.path.join(self.folder, "run")
+        self.socket = os.path.join(self.folder, "emberd.sock")
+        self.log_path = os.path.join(self.folder, "log")
+        os.makedirs(self.control, exist_ok=True)
+        os.makedirs(self.libexec, exist_ok=True)
+        environment = dict(os.environ, FAKE_CONTROL=self.control)
+        for unwanted in ("NOTIFY_SOCKET", "EMBER_FAULT", "EMBER_LIBEXEC"):
+            environment.pop(unwanted, None)
+        if not real:
+            for name in ("ember-loader", "ember-instance"):
+                if not os.path.exists(f"{self.libexec}/{name}"):
+                    os.symlink(os.path.abspath(FAKE), f"{self.libexec}/{name}")
+            environment["EMBER_LIBEXEC"] = self.libexec
+        if notify:
+            environment["NOTIFY_SOCKET"] = notify.path
+        environment.update(env or {})
+        command = [EMBERD, f"--runtime-dir={self.run_dir}", f"--socket={self.socket}",
+                   f"--cache-dir={self.folder}/cache", f"--default-model={default_model}",
+                   *options]
+        if pass_fds:
+            command = self._hand_over(command, environment, pass_fds)
+        self.log = open(self.log_path, "ab")
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(command, env=environment, stderr=self.log,
+                                        stdin=subprocess.DEVNULL,
+                                        pass_fds=[fd for _, fd in pass_fds])
+        self.client = Client(f"unix:{self.socket}")
+        if wait:
+            self.wait_until(self.listens, "emberd listens")
+
+    @staticmethod
+    def _hand_over(command, environment, pass_fds):
+        """An exec wrapper that does what systemd does: descriptors from 3 on, LISTEN_* set."""
+        environment["HANDED"] = ",".join(str(fd) for _, fd in pass_fds)
+        environment["LISTEN_FDNAMES"] = ":".join(name for name, _ in pass_fds)
+        wrapper = ("import os,sys\n"
+                   "fds=[os.dup(int(f)) for f in os.environ.pop('HANDED').split(',')]\n"
+                   "base=max(fds)+100\n"
+                   "high=[os.dup2(f,base+i) for i,f in enumerate(fds)]\n"
+                   "[os.dup2(h,3+i,inheritable=True) for i,h in enumerate(high)]\n"
+                   "os.closerange(3+len(high),base+len(high)+1)\n"
+                   "os.environ['LISTEN_FDS']=str(len(high))\n"
+                   "os.environ['LISTEN_PID']=str(os.getpid())\n"
+                   "os.execv(sys.argv[1],sys.argv[1:])\n")
+        return [sys.executable, "-S", "-c", wrapper, *command]
+
+    # ---- looking ----
+
+    def listens(self):
+        """True when the socket is served, or emberd has ended and never will."""
+        with socket.socket(socket.AF_UNIX) as s:
+            return s.connect_ex(self.socket) == 0 or self.process.poll() is not None
+
+    def behave(self, role, *lines):
+        """Writes the control file of "loader" or "instance"; without lines they behave."""
+        path = os.path.join(self.control, role)
+        with open(path + ".new", "w") as f:
+            f.write("\n".join(lines) + "\n")
+        os.rename(path + ".new", path)
+
+    def text(self):
+        with open(self.log_path, errors="replace") as f:
+            return f.read()
+
+    def children(self):
+        pid = self.process.pid
+        with open(f"/proc/{pid}/task/{pid}/children") as f:
+            return [int(p) for p in f.read().split()]
+
+    def fds(self):
+        return sorted(os.listdir(f"/proc/{self.process.pid}/fd"), key=int)
+
+    def model(self, name="ember-tiny"):
+        return next(m for m in self.client.ListModels().models if m.name == name)
+
+    def sockets(self):
+        return sorted(os.listdir(f"{self.run_dir}/instances"))
+
+    @staticmethod
+    def wait_until(condition, what, seconds=10):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if condition():
+                return
+            time.sleep(0.005)
+        raise AssertionError(f"not within {seconds} s: {what}")
+
+    def load(self, path=TINY, **fields):
+        """All progress messages of a load."""
+        return list(self.client.LoadModel(path=path, **fields))
+
+    def settled(self, name="ember-tiny", standby=None):
+        def reached():
+            m = self.model(name)
+            return not m.starting and m.standby == (m.standby_target if standby is None else standby)
+        self.wait_until(reached, f"{name} settles")
+
+    # ---- ending ----
+
+    def stop(self, sig=signal.SIGTERM, seconds=10):
+        """Ends the daemon; returns its exit status."""
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"emberd did not end within {seconds} s:\n{self.text()}")
+        self.log.close()
+        if self.own_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return code
+
+
+def alive(pid):
+    """True while the process runs (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
