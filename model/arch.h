@@ -38,6 +38,8 @@ enum arch_sparse {
     SPARSE_RANGE, /* moe_layer_start_index, moe_layer_end_index, moe_layer_interval */
 };
 
+#define WINDOW_ABSENT UINT32_MAX
+
 struct arch_moe {
     enum arch_sparse sparse;
     const char *inner; /* key of an expert's width; NULL: moe_intermediate_size */
@@ -70,7 +72,7 @@ struct arch {
     double partial, theta; /* fallbacks; 0: 1 and 10000 */
     enum arch_window window;
     uint32_t window_pattern;
-    uint32_t window_fallback; /* when sliding_window is absent; 0: 4096 */
+    uint32_t window_fallback; /* when sliding_window is absent; 0: 4096, or WINDOW_ABSENT */
     /* MLP */
     bool plain_mlp;
     struct arch_flag mlp_bias;
@@ -86,7 +88,25 @@ struct arch {
     X(mistral)                                                                                     \
     X(qwen2)                                                                                       \
     X(qwen3)                                                                                       \
-    X(qwen3_moe)
+    X(qwen3_moe)                                                                                   \
+    X(ernie4_5)                                                                                    \
+    X(ernie4_5_moe)                                                                                \
+    X(exaone4)                                                                                     \
+    X(gemma2)                                                                                      \
+    X(gemma3)                                                                                      \
+    X(glm)                                                                                         \
+    X(glm4)                                                                                        \
+    X(glm4_moe)                                                                                    \
+    X(granite)                                                                                     \
+    X(hunyuan_v1_dense)                                                                            \
+    X(mimo_v2_flash)                                                                               \
+    X(minimax_m2)                                                                                  \
+    X(olmo2)                                                                                       \
+    X(phi3)                                                                                        \
+    X(qwen2_moe)                                                                                   \
+    X(seed_oss)                                                                                    \
+    X(smollm3)                                                                                     \
+    X(starcoder2)
 
 #define X(name) extern const struct arch arch_##name;
 ARCHITECTURES(X)

@@ -193,6 +193,8 @@ static uint32_t read_window(const struct arch *arch, struct config *config)
     if (arch->window == WINDOW_NONE || (given && json_is_null(given)) ||
         (switched && !config_bool(config, NULL, "use_sliding_window", false)))
         return 0;
+    if (!given && arch->window_fallback == WINDOW_ABSENT)
+        return 0;
     return (uint32_t)config_int(config, NULL, "sliding_window",
                                 arch->window_fallback ? arch->window_fallback : 4096, 0, INT32_MAX);
 }

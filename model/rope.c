@@ -24,10 +24,18 @@ struct rope_source {
     double max_position, original; /* the model's, and that before it was stretched */
 };
 
+/* Gemma 3's older spelling: windowed layers have a base of their own and no scaling. */
+static bool has_local_base(struct config *config, const char *layer_type)
+{
+    return layer_type && !strcmp(layer_type, "sliding_attention") &&
+           !config_has(config, NULL, "rope_parameters") &&
+           config_has(config, NULL, "rope_local_base_freq");
+}
+
 static json_t *find_params(struct config *config, const char *layer_type)
 {
     json_t *params = config_get(config, NULL, "rope_parameters|rope_scaling"), *own;
-    if (!json_is_object(params))
+    if (!json_is_object(params) || has_local_base(config, layer_type))
         return NULL;
     own = layer_type ? json_object_get(params, layer_type) : NULL;
     return json_is_object(own) ? own : params;
@@ -56,11 +64,17 @@ static void table_linear(const struct rope_source *from, struct desc_rope *rope)
 
 static void table_dynamic(const struct rope_source *from, struct desc_rope *rope)
 {
+    double alpha = config_number(from->config, from->params, "alpha", 0, 0, FACTOR_MAX);
+    if (rope->rotary < 4)
+        config_fail(from->config, EINVAL, "dynamic rope scaling of %u elements", rope->rotary);
+    else if (alpha > 0) { /* Hunyuan: one stretch for every length */
+        rope->theta *= pow(alpha, rope->rotary / (rope->rotary - 2.0));
+        table_default(rope->theta, rope->rotary, rope->inv_freq);
+        return;
+    }
     rope->kind = EMBER_ROPE_DYNAMIC_NTK;
     rope->factor = config_number(from->config, from->params, "factor", NAN, 1.0, FACTOR_MAX);
     rope->max_position = from->max_position;
-    if (rope->rotary < 4)
-        config_fail(from->config, EINVAL, "dynamic rope scaling of %u elements", rope->rotary);
 }
 
 static void table_llama3(const struct rope_source *from, struct desc_rope *rope)
@@ -178,7 +192,11 @@ int32_t desc_add_rope(struct desc *desc, struct config *config, const char *laye
     const char *kind = "default";
 
     partial = config_number(config, NULL, "partial_rotary_factor|rotary_pct", partial, 0, 1);
-    theta = config_number(config, NULL, "rope_theta", theta, THETA_MIN, THETA_MAX);
+    if (config_has(config, NULL, "rotary_dim"))
+        partial = (double)config_int(config, NULL, "rotary_dim", 0, 0, head_dim) / head_dim;
+    theta = config_number(
+        config, NULL, has_local_base(config, layer_type) ? "rope_local_base_freq" : "rope_theta",
+        theta, THETA_MIN, THETA_MAX);
     if (from.params) {
         partial = config_number(config, from.params, "partial_rotary_factor", partial, 0, 1);
         theta = config_number(config, from.params, "rope_theta", theta, THETA_MIN, THETA_MAX);

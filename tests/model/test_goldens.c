@@ -27,7 +27,25 @@
     X("qwen2")                                                                                     \
     X("qwen2-yarn")                                                                                \
     X("qwen3")                                                                                     \
-    X("qwen3-moe")
+    X("qwen3-moe")                                                                                 \
+    X("phi3")                                                                                      \
+    X("olmo2")                                                                                     \
+    X("glm")                                                                                       \
+    X("glm4")                                                                                      \
+    X("granite")                                                                                   \
+    X("smollm3")                                                                                   \
+    X("seed-oss")                                                                                  \
+    X("starcoder2")                                                                                \
+    X("exaone4")                                                                                   \
+    X("gemma2")                                                                                    \
+    X("gemma3")                                                                                    \
+    X("ernie45")                                                                                   \
+    X("ernie45-moe")                                                                               \
+    X("hunyuan-dense")                                                                             \
+    X("qwen2-moe")                                                                                 \
+    X("minimax-m2")                                                                                \
+    X("glm4-moe")                                                                                  \
+    X("mimo-v2")
 
 struct golden {
     char *dir;
