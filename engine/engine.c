@@ -329,6 +329,7 @@ int engine_adopt(struct engine *engine, struct error *err)
         int r = finish(engine, bucket, true, err);
         if (r < 0)
             atomic_store(&bucket->state, BUCKET_DROPPED);
+        eventfd_write(engine->wake, 1); /* there may be another */
         return r < 0 ? r : 1;
     }
     return 0;
