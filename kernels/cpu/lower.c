@@ -2,9 +2,9 @@
 /*
  * Lowering: one op to one launch. Which kernel, which argument words, how many blocks.
  *
- * The number of blocks follows the work that the op was planned for: about BLOCK_WORK multiply-adds
- * (or bytes) a block, so that a small op is one block and needs no thread to be woken, and a big
- * one has enough for uneven threads.
+ * The number of blocks follows the work that the op was planned for: a small op is one block, so
+ * that no thread is woken for it; up to 16 blocks have BLOCK_WORK multiply-adds each; beyond,
+ * blocks grow fourfold before there are more.
  */
 #include "kernels/cpu/kernel.h"
 
@@ -118,6 +118,8 @@ static int begin_dtype(struct lowering *l, const char *family, uint32_t operand,
 static void blocks(struct lowering *l, uint64_t units, double work)
 {
     double n = work / BLOCK_WORK;
+    if (n > 16)
+        n = n / 4 > 16 ? n / 4 : 16;
     if (n > MAX_BLOCKS)
         n = MAX_BLOCKS;
     if (n > (double)units)

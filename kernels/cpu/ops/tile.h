@@ -13,15 +13,17 @@
 
 #if EMBER_ISA == 2
 #define TILE_M 6
-#define TILE_ONE_N 8 /* rows of w in flight when there is one row of x */
+#define TILE_ONE_N 6
 #elif EMBER_ISA == 1
 #define TILE_M 3
-#define TILE_ONE_N 8
+#define TILE_ONE_N 6
 #else
 #define TILE_M 2
-#define TILE_ONE_N 8
+#define TILE_ONE_N 6
 #endif
 #define TILE_N 4
+#define TILE_PREFETCH 512 /* bytes */
+#define TILE_STREAMS_M 4  /* rows of x up to which memory is what there is to wait for */
 
 /* What follows the dot product: out = cap(scale * (dot + b)). */
 struct tile_post {
@@ -46,12 +48,16 @@ static __attribute__((noinline, unused)) void tile_post_row(float *out, size_t f
     }
 }
 
-/* x: M rows of K floats; w: row n, the others behind it; out: M rows, the dot
- * products become elements n .. n + NT - 1. */
+/*
+ * x: M rows of K floats; w: NT rows w_step bytes apart; out: M rows, of which elements n, n +
+ * n_step, ... become the dot products. prefetch: bytes that each row of w is fetched ahead, 0: not
+ * at all.
+ */
 INLINE void tile_dot(const int M, const int NT, const enum ember_dtype dtype, const float *const *x,
-                     const char *w, size_t w_stride, size_t K, size_t prefetch, float *const *out,
-                     size_t n)
+                     const char *w, size_t w_step, size_t K, size_t prefetch, float *const *out,
+                     size_t n, size_t n_step)
 {
+    const size_t w_size = dtype == EMBER_F32 ? 4 : 2;
     vf acc[TILE_M][TILE_ONE_N];
     UNROLL
     for (int m = 0; m < M; m++)
@@ -67,8 +73,8 @@ INLINE void tile_dot(const int M, const int NT, const enum ember_dtype dtype, co
         UNROLL
         for (int j = 0; j < NT; j++) {
             if (prefetch)
-                __builtin_prefetch(w + j * w_stride + prefetch + k * (dtype == EMBER_F32 ? 4 : 2));
-            vf wv = v_load_w(w + j * w_stride, k, dtype);
+                __builtin_prefetch(w + j * w_step + k * w_size + prefetch);
+            vf wv = v_load_w(w + j * w_step, k, dtype);
             UNROLL
             for (int m = 0; m < M; m++)
                 acc[m][j] = v_fma(xv[m], wv, acc[m][j]);
@@ -77,7 +83,7 @@ INLINE void tile_dot(const int M, const int NT, const enum ember_dtype dtype, co
     if (k < K) {
         UNROLL
         for (int j = 0; j < NT; j++) {
-            vf wv = v_load_w_part(w + j * w_stride, k, dtype, K - k);
+            vf wv = v_load_w_part(w + j * w_step, k, dtype, K - k);
             UNROLL
             for (int m = 0; m < M; m++)
                 acc[m][j] = v_fma(v_load_part(x[m] + k, K - k), wv, acc[m][j]);
@@ -85,30 +91,47 @@ INLINE void tile_dot(const int M, const int NT, const enum ember_dtype dtype, co
     }
     UNROLL
     for (int m = 0; m < M; m++) {
+        float *to = out[m] + n;
         UNROLL
         for (int j = 0; j + 4 <= NT; j += 4) {
-            _mm_storeu_ps(out[m] + n + j,
-                          v_sum4(acc[m][j], acc[m][j + 1], acc[m][j + 2], acc[m][j + 3]));
+            float sums[4];
+            _mm_storeu_ps(sums, v_sum4(acc[m][j], acc[m][j + 1], acc[m][j + 2], acc[m][j + 3]));
+            UNROLL
+            for (int i = 0; i < 4; i++)
+                to[(j + i) * n_step] = sums[i];
         }
         if (NT % 4) {
             UNROLL
             for (int j = NT & ~3; j < NT; j++)
-                out[m][n + j] = v_sum(acc[m][j]);
+                to[j * n_step] = v_sum(acc[m][j]);
         }
     }
 }
 
-/* M rows against rows first .. end - 1 of w. */
+/*
+ * M rows against rows first .. end - 1 of w. When memory is what there is to wait for (few rows of
+ * x), a tile's rows of w are spread over the whole range, so that each of them continues where it
+ * ended: a few long streams, which the processor fetches ahead by itself, and not many short ones.
+ */
 INLINE void tile_strip(const int M, const enum ember_dtype dtype, const float *const *x,
                        const char *w, size_t w_stride, size_t K, float *const *out, size_t first,
                        size_t end, const struct tile_post *post)
 {
     const int NT = M == 1 ? TILE_ONE_N : TILE_N;
     size_t n = first;
+    if (M <= TILE_STREAMS_M && end - first >= (size_t)4 * NT) {
+        /* Odd, since rows are often a power of two long and would all fall into one set of the
+         * first-level cache. */
+        size_t spacing = ((end - first) / NT - 1) | 1;
+        for (; n < first + spacing; n++)
+            tile_dot(M, NT, dtype, x, w + n * w_stride, spacing * w_stride, K, TILE_PREFETCH, out,
+                     n, spacing);
+        n = first + spacing * NT;
+    }
     for (; n + NT <= end; n += NT)
-        tile_dot(M, NT, dtype, x, w + n * w_stride, w_stride, K, 0, out, n);
+        tile_dot(M, NT, dtype, x, w + n * w_stride, w_stride, K, 0, out, n, 1);
     for (; n < end; n++)
-        tile_dot(M, 1, dtype, x, w + n * w_stride, w_stride, K, 0, out, n);
+        tile_dot(M, 1, dtype, x, w + n * w_stride, w_stride, K, 0, out, n, 1);
     if (post->b || post->scale != 1 || post->softcap > 0)
         for (int m = 0; m < M; m++)
             tile_post_row(out[m], first, end, post);
