@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/pidfd.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -102,8 +103,23 @@ struct launch {
     char *const *argv, *const *envp;
     int channel, output, null;
     pid_t parent;
+    int nice;
     volatile int error; /* shared with the parent: vfork */
 };
+
+/* Children are more dispensable than the manager. Failing is no reason not to start. */
+static void set_priorities(int nice_value)
+{
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+
+    if (fd >= 0) {
+        ssize_t written = write(fd, "300", 3);
+        (void)written;
+        close(fd);
+    }
+    if (nice_value)
+        setpriority(PRIO_PROCESS, 0, nice_value);
+}
 
 /* Runs in the parent's memory until the exec: system calls only. */
 static _Noreturn void launch_in_child(struct launch *l)
@@ -120,6 +136,8 @@ static _Noreturn void launch_in_child(struct launch *l)
     if (l->channel == CHANNEL_FD ? fcntl(CHANNEL_FD, F_SETFD, 0) < 0
                                  : dup2(l->channel, CHANNEL_FD) < 0)
         goto fail;
+    setsid(); /* a terminal's Ctrl-C is for the manager, which drains */
+    set_priorities(l->nice);
     close_range(CHANNEL_FD + 1, ~0U, 0);
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (fault_hit(FAULT_EXEC))
@@ -219,7 +237,8 @@ int child_start(struct event_base *base, const char *program, const char *label,
         return error_sys(err, errno, "/dev/null");
 
     char *argv[] = {(char *)program, (char *)label, NULL};
-    struct launch l = {path, argv, child_environment(), theirs, out_write, null, getpid(), 0};
+    struct launch l = {path, argv,     child_environment(), theirs, out_write,
+                       null, getpid(), handlers->nice,      0};
     uint64_t forked_ns = clock_ns();
     r = launch(&l, &pid, err);
     if (r < 0)
@@ -418,6 +437,11 @@ void child_stop(struct child *c, uint64_t grace_ns)
     event_add(&c->on_deadline, &tv);
 }
 
+static bool is_crash(int sig)
+{
+    return sig == SIGSEGV || sig == SIGBUS || sig == SIGILL || sig == SIGFPE || sig == SIGABRT;
+}
+
 static void explain_exit(struct child *c, const siginfo_t *info)
 {
     const char *colon = *c->last_line ? ": " : "";
@@ -427,7 +451,8 @@ static void explain_exit(struct child *c, const siginfo_t *info)
     else if (info->si_code == CLD_EXITED)
         child_last_words(c, EIO, "exited with status %d%s%s", info->si_status, colon, c->last_line);
     else
-        child_last_words(c, EIO, "killed by signal %d (%s)%s%s", info->si_status,
+        child_last_words(c, is_crash(info->si_status) ? EFAULT : EIO,
+                         "killed by signal %d (%s)%s%s", info->si_status,
                          sigdescr_np(info->si_status), colon, c->last_line);
 }
 

@@ -3,7 +3,8 @@
  * A child process of the manager: its whole life is in child.c.
  *
  *   child_start   vfork and exec; descriptor 3 of the child is its end of a SOCK_SEQPACKET pair,
- *                 stdout and stderr are a pipe to us, stdin is /dev/null; it dies when we die
+ *                 stdout and stderr are a pipe to us, stdin is /dev/null; it dies when we die,
+ *                 before us when the host is out of memory, and not by a terminal's Ctrl-C
  *   child_send    messages of proto/ember/v1/internal.proto, with descriptors
  *   child_deadline  it is killed when it has not reached its next mark by then
  *   child_stop    end of stream on descriptor 3, SIGKILL after a grace; child_kill: at once
@@ -25,6 +26,7 @@
 struct child;
 
 struct child_handlers {
+    int nice; /* of the process: 0 for what somebody waits for */
     /* A message; a descriptor that the owner keeps is taken out of fds (set to -1). */
     void (*message)(void *owner, const uint8_t *data, size_t len, int *fds, size_t n_fds);
     /* The process has gone and everything it wrote has been read. `why` says how it ended. */
@@ -46,7 +48,10 @@ int child_send(struct child *child, const ProtobufCMessage *message, const int *
  * none. */
 void child_deadline(struct child *child, uint64_t ns, const char *missing);
 
-/* What it died of, in its own words (ChildFailed) or in ours; the first one said counts. */
+/*
+ * What it died of, in its own words (ChildFailed) or in ours; the first one said counts. A crash
+ * (SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT) that nobody has explained has the code EFAULT.
+ */
 void child_last_words(struct child *child, int errnum, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -13,6 +13,7 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "cache/cache.h"
 #include "daemon/manager/manager.h"
 
 static void check_invariants(const struct mgr_instance *i)
@@ -88,8 +89,28 @@ static void instance_free(struct mgr_instance *i)
     free(i);
 }
 
+/*
+ * Two crashes in a row at start: a stored artefact may be what crashes them. The cache is moved
+ * aside, once in our life, so that the third start begins with an empty one.
+ */
+static void suspect_cache(struct mgr *mgr)
+{
+    struct error err = {0};
+
+    if (mgr->cache_suspected)
+        return;
+    mgr->cache_suspected = true;
+    if (cache_set_aside(mgr->options.cache_dir, &err) < 0)
+        log_warn("cache not moved aside", "error=\"%s\"", err.text);
+    else
+        log_warn("cache moved aside: instances crash at their start", "dir=%s",
+                 mgr->options.cache_dir);
+}
+
 static void start_failed(struct mgr_model *model, const struct error *why)
 {
+    if (why->code == -EFAULT && model->error.code == -EFAULT && model->failures)
+        suspect_cache(model->mgr);
     model->error = *why;
     model->failures++;
     model->failed_ns = clock_ns();
@@ -272,7 +293,7 @@ static void on_lease_end(int fd, short what, void *arg)
 
 int mgr_instance_start(struct mgr_model *model, struct error *err)
 {
-    static const struct child_handlers handlers = {instance_message, instance_exited};
+    static const struct child_handlers handlers = {0, instance_message, instance_exited};
     struct mgr *mgr = model->mgr;
     struct mgr_instance *i = x_alloc(sizeof *i);
     int r;

@@ -200,7 +200,7 @@ struct mgr {
     int *listen_fds; /* listening sockets that systemd made for us */
     size_t n_listen_fds;
 
-    bool draining, killing, startup_done;
+    bool draining, killing, startup_done, cache_suspected;
     int lock_fd;
 
     struct pool_model *pool_models; /* scratch of settle.c */

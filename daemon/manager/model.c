@@ -348,7 +348,7 @@ static void loader_exited(void *owner, const struct error *why)
 
 void mgr_model_load_start(struct mgr_model *model)
 {
-    static const struct child_handlers handlers = {loader_message, loader_exited};
+    static const struct child_handlers handlers = {5, loader_message, loader_exited};
     Ember__V1__LoaderStart start = EMBER__V1__LOADER_START__INIT;
     Ember__V1__ToLoader message = EMBER__V1__TO_LOADER__INIT;
     struct error err = {0};

@@ -225,6 +225,8 @@ static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, vo
     mgr_settle_soon(mgr);
     m->used_ns = clock_ns();
     if (m->state == MODEL_PARKED) {
+        if (asks_standby(request) || request->kv_bytes)
+            mgr_fdstore_put(m);
         finish_load(m, call);
         return;
     }

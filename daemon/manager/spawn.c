@@ -67,12 +67,16 @@ void mgr_spawn_request(struct mgr *mgr, struct grpc_call *call,
                        const Ember__V1__SpawnInstanceRequest *request)
 {
     struct mgr_model *model = spawn_model(mgr, call, request->model);
+    struct ucred peer;
 
     if (!model)
         return;
     struct mgr_spawn *s = x_alloc(sizeof *s);
     *s = (struct mgr_spawn){.model = model, .call = call, .received_ns = clock_ns()};
-    snprintf(s->holder, sizeof s->holder, "%s", request->holder);
+    if (*request->holder)
+        snprintf(s->holder, sizeof s->holder, "%s", request->holder);
+    else if (grpc_call_peer(call, &peer) == 0)
+        snprintf(s->holder, sizeof s->holder, "pid %d", (int)peer.pid);
     s->ttl_ns = request->lease_ttl_ms ? MIN(request->lease_ttl_ms, TTL_MOST_MS) * 1000000u
                                       : mgr->options.lease_ttl;
     s->from = model->state == MODEL_PARKED ? EMBER__V1__WARMTH__PARKED : EMBER__V1__WARMTH__COLD;
@@ -238,7 +242,7 @@ void mgr_lease_driver(struct mgr_instance *i, bool connected, const char *token)
     i->driver_connected = connected;
     if (connected)
         event_del(&i->on_lease_end);
-    else if (grace)
+    else if (grace && !i->model->mgr->draining)
         arm_lease(i, grace);
     else
         mgr_lease_release(i, "driver gone");

@@ -8,6 +8,7 @@
  *     fail ERRNO TEXT  ChildFailed, exit 1          die      SIGKILL itself instead of READY/DONE
  *     hang             never goes on                garbage  sends what is no message
  *     slow MS          takes so long                exit     exits with 3, a line on stderr
+ *     crash            crashes as long as the cache folder has a store
  *     once             the first to read this file empties it, so the rest behave
  *
  * A loader's path /fake/w300 stands for a checkpoint of 300 MiB (nothing is allocated for it); any
@@ -33,7 +34,7 @@
 #define CHANNEL 3
 
 static struct {
-    bool fail, hang, die, garbage, exit;
+    bool fail, hang, die, garbage, exit, crash;
     int error, slow_ms;
     char text[256];
 } behave;
@@ -59,6 +60,7 @@ static void read_control(const char *role)
         behave.hang |= !strcmp(line, "hang");
         behave.die |= !strcmp(line, "die");
         behave.garbage |= !strcmp(line, "garbage");
+        behave.crash |= !strcmp(line, "crash");
         behave.exit |= !strcmp(line, "exit");
         sscanf(line, "slow %d", &behave.slow_ms);
     }
@@ -296,6 +298,7 @@ static void ready(uint64_t kv_bytes)
 static int instance(void)
 {
     uint8_t data[65536];
+    char store[512];
     int fds[3];
     size_t n_fds = 3;
 
@@ -314,6 +317,11 @@ static int instance(void)
         m.failed = &failed;
         send_message(&m.base, NULL, 0);
         return 1;
+    }
+    if (behave.crash) { /* as a damaged artefact would make it */
+        snprintf(store, sizeof store, "%s/store.mdb", in->start->cache_dir);
+        if (access(store, F_OK) == 0)
+            raise(SIGSEGV);
     }
     misbehave();
     ready(in->start->kv_bytes);

@@ -237,7 +237,7 @@ class Spawning(Base):
         third = d.client.future("SpawnInstance", timeout=0.1)
         d.wait_until(lambda: d.model().starting == 1, "a start")
         first.cancel()
-        pid = d.children()[0]
+        pid = d.client.ListInstances().instances[0].pid
         self.assertEqual(second.result().instance.pid, pid)  # what was started for the first
         self.fails(CODE.DEADLINE_EXCEEDED, third.result)
         s = d.client.GetStatus()
@@ -273,6 +273,18 @@ class Spawning(Base):
         d.behave("instance")
         d.client.SpawnInstance()  # at once, whatever the back-off
         self.assertEqual(d.model().error, "")
+
+    def test_a_cache_that_crashes_every_start_is_moved_aside(self):
+        d = self.daemon("--standby=0")
+        d.load()
+        os.makedirs(f"{d.folder}/cache", mode=0o700, exist_ok=True)
+        with open(f"{d.folder}/cache/store.mdb", "w") as f:
+            f.write("poison")
+        d.behave("instance", "crash")
+        d.client.SpawnInstance()  # the third start
+        self.assertEqual(d.client.GetStatus().instances_lost, 2)
+        self.assertTrue(os.path.exists(f"{d.folder}/cache/store.mdb.old"))
+        self.assertIn("cache moved aside", d.text())
 
     def test_killed_idle_standby_is_replaced(self):
         d = self.daemon("--standby=2")
