@@ -17,6 +17,7 @@ struct source {
     const struct config_program *program;
     void *options;
     const char *path;    /* the file; NULL for the command line */
+    const char *start;   /* the line that was read last */
     const char *at;      /* the file's text from here on is unread */
     int line, bad_line;  /* bad_line: that of the first error, 0 for none yet */
     bool too_long;       /* the line at bad_line is longer than the reader's room */
@@ -205,6 +206,7 @@ static char *read_line(char *line, int room, void *stream)
         return NULL;
     len += s->at[len] == '\n';
     s->line++;
+    s->start = s->at;
     if (len >= (size_t)room && !s->bad_line) {
         s->bad_line = s->line;
         s->too_long = true;
@@ -229,7 +231,10 @@ static int on_value(void *context, const char *section, const char *name, const 
     if (r == 0) {
         bool *seen = &s->seen[key - s->program->keys];
         if (*seen && key->type != VALUE_PATHS)
-            r = error_set(s->err, EINVAL, "%s: %s is set for the second time", origin, name);
+            r = error_set(s->err, EINVAL, "%s: %s is set for the second time%s", origin, name,
+                          strchr(" \t", *s->start) ? " (an indented line goes on with the key "
+                                                     "before)"
+                                                   : "");
         else
             r = set_key(key, text, origin, *seen, s->options, s->err);
         *seen = true;

@@ -144,6 +144,7 @@ static void test_bad_files(void **state)
     assert_file_fails("heat = 9\n", "1", "before the first section");
     assert_file_fails("[oven]\nmode = left\n", "2", "not one of top|bottom|both");
     assert_file_fails("[oven]\nheat = 60\nheat = 70\n", "3", "heat is set for the second time");
+    assert_file_fails("[oven]\nheat = 60\n fan = no\n", "3", "an indented line goes on");
     assert_file_fails("[oven]\nheat 60\nfan = maybe\n", "2", "neither [section] nor key");
     assert_file_fails("[oven]\nfan = maybe\nheat 60\n", "2", "yes or no");
     assert_file_fails("[shelf]\nrecipe = /%z\n", "2", "after % comes");
