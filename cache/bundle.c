@@ -221,7 +221,7 @@ static int copy_record(struct cache *cache, const struct digest *key, struct buf
         r = store_read_record(read, key, &bytes, &len, NULL, err);
     if (r)
         return r;
-    if (cache_record_is_bad(bytes, len))
+    if (cache_record_is_bad(key, bytes, len))
         return STORE_ABSENT;
     out->len = 0;
     if (buffer_append(out, bytes, len) < 0)
@@ -272,7 +272,7 @@ static bool is_present(struct cache *cache, const struct digest *key)
 
     return !store_read_begin(cache->store, &read, NULL) &&
            !store_read_record(read, key, &bytes, &len, NULL, NULL) &&
-           !cache_record_is_bad(bytes, len);
+           !cache_record_is_bad(key, bytes, len);
 }
 
 static int import_record(void *ctx, const struct record *record, const void *bytes, size_t len,

@@ -256,11 +256,12 @@ void cache_value_free(struct cache_value *value)
     *value = (struct cache_value){0};
 }
 
-bool cache_record_is_bad(const void *bytes, size_t len)
+bool cache_record_is_bad(const struct digest *key, const void *bytes, size_t len)
 {
     struct record record;
 
-    return record_parse(bytes, len, &record, NULL) < 0 || record_check_payload(&record, NULL) < 0;
+    return record_parse(bytes, len, &record, NULL) < 0 || !digest_equal(&record.key, key) ||
+           record_check_payload(&record, NULL) < 0;
 }
 
 static bool known_damaged(struct cache *cache, const struct digest *key)

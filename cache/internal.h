@@ -52,8 +52,8 @@ static inline uint64_t wall_ns(void)
 
 /* -ECHILD after a fork, else 0. */
 int cache_check_process(const struct cache *cache, struct error *err);
-/* True when the record is not whole, for store_quarantine. */
-bool cache_record_is_bad(const void *bytes, size_t len);
+/* True when the bytes are not the whole record of key, for store_quarantine. */
+bool cache_record_is_bad(const struct digest *key, const void *bytes, size_t len);
 /* Moves a damaged record away; CACHE_MISS_DAMAGED or _AGAIN, with err saying why and where it is.
  */
 int cache_quarantine(struct cache *cache, const struct digest *key, const char *label,

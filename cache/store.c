@@ -37,6 +37,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -116,6 +117,14 @@ static int errno_of(int rc)
     }
 }
 
+/* LMDB says EIO for a write that the file system cut short, which is how most full disks begin. */
+static bool disk_is_full(struct store *s)
+{
+    struct statvfs fs;
+
+    return !statvfs(s->dir, &fs) && (uint64_t)fs.f_bavail * fs.f_frsize < MIB;
+}
+
 /* Turns LMDB's code into ours; remembers what needs doing about it. */
 static int fail(struct store *s, int rc, const char *what, struct error *err)
 {
@@ -129,6 +138,8 @@ static int fail(struct store *s, int rc, const char *what, struct error *err)
         s->panicked = true;
         pthread_mutex_unlock(&s->lock);
     }
+    if (rc == EIO && disk_is_full(s))
+        rc = ENOSPC;
     return error_set(err, errno_of(rc), "%s: %s: %s", s->path, what, mdb_strerror(rc));
 }
 
@@ -837,9 +848,21 @@ static int trim_body(struct store *s, MDB_txn *txn, void *ctx)
     return 0;
 }
 
+/* Deleting copies pages first: it may go so far beyond the limit. */
+static uint64_t trim_headroom(struct store *s)
+{
+    return MAX(s->options.limit / 8, MIB);
+}
+
 static int trim(struct store *s, struct trim *t)
 {
-    return update(s, trim_body, t, MAX(s->options.limit / 8, MIB));
+    return update(s, trim_body, t, trim_headroom(s));
+}
+
+/* Any change: LMDB uses a page again in the second transaction after the one that freed it. */
+static int tick_body(struct store *s, MDB_txn *txn, void *unused)
+{
+    return format_write(s, txn);
 }
 
 int store_trim(struct store *s, uint64_t max_bytes, uint64_t older_than_ns, bool drop_quarantine,
@@ -851,6 +874,7 @@ int store_trim(struct store *s, uint64_t max_bytes, uint64_t older_than_ns, bool
 
     if (rc)
         return fail(s, rc, "removing old entries", err);
+    update(s, tick_body, NULL, trim_headroom(s)); /* only speeds up the reuse */
     *ret_removed = t.removed;
     *ret_bytes = t.bytes;
     return 0;
@@ -903,7 +927,10 @@ static int make_room(struct store *s, uint64_t need, unsigned round)
     if (rc)
         return rc;
     atomic_fetch_add(&s->evicted, t.removed);
-    return t.removed ? 0 : MDB_MAP_FULL;
+    if (!t.removed) /* in round 0 there may be pages enough, but not in one run */
+        return round ? MDB_MAP_FULL : 0;
+    rc = update(s, tick_body, NULL, trim_headroom(s));
+    return rc == MDB_MAP_FULL ? 0 : rc;
 }
 
 int store_put(struct store *s, const struct store_entry *entry, const void *head, size_t head_len,
@@ -982,7 +1009,7 @@ int store_touch(struct store *s, const struct digest *keys, size_t n, uint64_t n
 struct quarantine {
     const struct digest *key;
     const char *reason;
-    bool (*still_bad)(const void *bytes, size_t len);
+    bool (*still_bad)(const struct digest *key, const void *bytes, size_t len);
 };
 
 /* Keeps the newest QUARANTINE_ENTRIES - 1. */
@@ -1015,7 +1042,7 @@ static int quarantine_body(struct store *s, MDB_txn *txn, void *ctx)
 
     if (rc)
         return rc;
-    if (!q->still_bad(v.mv_data, v.mv_size))
+    if (!q->still_bad(q->key, v.mv_data, v.mv_size))
         return MDB_NOTFOUND;
     entry_read(s, txn, q->key, &entry);
     size_t reason_len = MIN(strlen(q->reason), ERROR_TEXT_MAX - 1);
@@ -1044,7 +1071,8 @@ static int quarantine_body(struct store *s, MDB_txn *txn, void *ctx)
 }
 
 int store_quarantine(struct store *s, const struct digest *key, const char *reason,
-                     bool (*still_bad)(const void *bytes, size_t len), struct error *err)
+                     bool (*still_bad)(const struct digest *key, const void *bytes, size_t len),
+                     struct error *err)
 {
     struct quarantine q = {key, reason, still_bad};
     int rc = update(s, quarantine_body, &q, MIB);

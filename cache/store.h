@@ -76,7 +76,8 @@ int store_delete(struct store *s, const struct digest *key, struct error *err);
  * (another process may have replaced them meanwhile: STORE_ABSENT then).
  */
 int store_quarantine(struct store *s, const struct digest *key, const char *reason,
-                     bool (*still_bad)(const void *bytes, size_t len), struct error *err);
+                     bool (*still_bad)(const struct digest *key, const void *bytes, size_t len),
+                     struct error *err);
 /* Notes the last use of n keys. */
 int store_touch(struct store *s, const struct digest *keys, size_t n, uint64_t now_ns,
                 struct error *err);

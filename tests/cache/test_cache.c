@@ -489,7 +489,7 @@ static void test_faults(void **state)
     assert_int_equal(put_n(cache, "s", 3, 1000, &err), -ENOSPC);
     arm("cache-full:0");
     assert_int_equal(put_n(cache, "s", 3, 1000, &err), -ENOSPC);
-    struct cache_key *key = key_of("b", 1);
+    struct cache_key *key = key_of("b", 77);
     struct cache_build build = {.build = build_good, .ctx = &built, .timeout_ms = 1000};
     struct cache_value value = {0};
     assert_int_equal(cache_get_or_build(cache, key, &build, &value, &err), CACHE_UNSTORED);
