@@ -88,7 +88,7 @@ int pool_next_start(const struct pool *pool, enum pool_purpose *ret_purpose, uin
         return -1;
     *ret_purpose = POOL_DEMAND;
     next = next_demand(pool);
-    if (next >= 0 || spare >= pool->standby_max)
+    if (next >= 0 || spare >= pool->standby_max || pool->short_of_memory)
         return next;
     *ret_purpose = POOL_REFILL;
     next = next_refill(pool, &wake);

@@ -50,6 +50,7 @@ struct pool {
     uint64_t leaving; /* what has been given up but not been given back yet */
     uint32_t max_burst;
     uint32_t standby_max; /* standbys of all models, by refill */
+    bool short_of_memory; /* somebody waits for room that is being made: no refills into it */
     size_t n;
     struct pool_model *models;
 };

@@ -286,7 +286,9 @@ int child_send(struct child *c, const ProtobufCMessage *message, const int *fds,
         protobuf_c_message_pack(message, data);
         r = fd_send(c->channel, data, len, fds, n_fds);
     }
-    if (r < 0 && !c->stopping) {
+    if ((r == -EPIPE || r == -ECONNRESET) && !c->stopping) {
+        child_stop(c, 1000000000u); /* its exit says why */
+    } else if (r < 0 && !c->stopping) {
         child_last_words(c, -r, "does not take messages: %s", strerror(-r));
         child_kill(c);
     }

@@ -155,8 +155,10 @@ static enum pool_verdict admit(struct mgr *mgr, struct pool *pool, int requester
     return verdict;
 }
 
-static void settle_loads(struct mgr *mgr)
+/* True when a load waits for room: nothing may be refilled into it then. */
+static bool settle_loads(struct mgr *mgr)
 {
+    bool short_of_memory = false;
     struct mgr_model *m;
     int index = 0;
 
@@ -175,11 +177,13 @@ static void settle_loads(struct mgr *mgr)
             admit(mgr, &pool, requester, m->weights_bytes, POOL_DEMAND, &shortage);
         if (verdict == POOL_ADMIT)
             mgr_model_load_admit(m);
+        short_of_memory |= verdict == POOL_WAIT || verdict == POOL_ROOM;
         if (verdict != POOL_REFUSE)
             continue;
         explain_shortage(&shortage, "the weights", m->name, &err);
         mgr_model_load_refuse(m, &err);
     }
+    return short_of_memory;
 }
 
 /* Those who wait beyond what is being started already cannot be served. */
@@ -193,13 +197,14 @@ static void refuse_waiting(struct mgr_model *m, const struct pool_shortage *shor
         mgr_spawn_fail(m, m->n_waiting - coming, &err);
 }
 
-static uint64_t settle_starts(struct mgr *mgr)
+static uint64_t settle_starts(struct mgr *mgr, bool short_of_memory)
 {
     struct pool pool = snapshot(mgr, false);
     enum pool_purpose purpose;
     uint64_t wake = UINT64_MAX;
     int next;
 
+    pool.short_of_memory = short_of_memory;
     while ((next = pool_next_start(&pool, &purpose, &wake)) >= 0) {
         struct mgr_model *m = model_at(mgr, (size_t)next);
         struct pool_shortage shortage;
@@ -213,7 +218,10 @@ static uint64_t settle_starts(struct mgr *mgr)
             refuse_waiting(m, &shortage);
         if (err.code)
             log_warn("instance not started", "model=%s error=\"%s\"", m->name, err.text);
+        if (purpose == POOL_DEMAND)
+            short_of_memory |= verdict == POOL_WAIT || verdict == POOL_ROOM;
         pool = snapshot(mgr, true);
+        pool.short_of_memory = short_of_memory;
         /* A failed start may be tried again at once for who waits; each try counts. */
         if (!started && (verdict != POOL_ADMIT || purpose == POOL_REFILL))
             pool.models[next].blocked = true;
@@ -268,9 +276,9 @@ static void on_settle(int fd, short what, void *arg)
     uint64_t wake = UINT64_MAX, now;
 
     if (!mgr->draining) {
-        settle_loads(mgr);
+        bool short_of_memory = settle_loads(mgr);
         settle_overrun(mgr);
-        wake = settle_starts(mgr);
+        wake = settle_starts(mgr, short_of_memory);
         wake = MIN(wake, settle_idle(mgr));
     }
     now = clock_ns();

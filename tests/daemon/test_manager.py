@@ -526,8 +526,11 @@ class Faults(Base):
         d.settled(standby=1)
         self.assertEqual(len(d.fds()), fds)
         status = d.client.GetStatus()
-        self.assertLess(status.own_rss - rss, 1 << 20)
-        self.assertLess(status.own_rss, 20 << 20)
+        with open(harness.EMBERD, "rb") as f:
+            sanitized = b"__asan_init" in f.read()
+        if not sanitized:  # which keeps what has been freed for a while
+            self.assertLess(status.own_rss - rss, 1 << 20)
+            self.assertLess(status.own_rss, 20 << 20)
         self.assertEqual(len(d.sockets()), 1)
         print(f"own memory {status.own_rss / 1048576:.1f} MiB", end=" ")
 
@@ -535,7 +538,7 @@ class Faults(Base):
         d = self.daemon("--standby=1")
         d.load()
         d.settled()
-        pid = d.children()[0]
+        pid = d.client.ListInstances().instances[0].pid
         fds = {int(f): os.readlink(f"/proc/{pid}/fd/{f}") for f in os.listdir(f"/proc/{pid}/fd")}
         self.assertEqual(sorted(fds), [0, 1, 2, 3, 4, 5, 6])  # 4 to 6: weights, manifest, listener
         self.assertTrue(fds[1].startswith("pipe:") and fds[3].startswith("socket:"))
@@ -552,8 +555,8 @@ class Ends(Base):
         r = d.client.SpawnInstance()
         d.settled()
         events = d.client.WatchInstances()
+        d.wait_until(lambda: len(d.children()) == 4, "four children")
         pids = d.children()
-        self.assertEqual(len(pids), 4)
         self.assertTrue(r.instance.id)
         folder, d.own_folder = d.folder, False
         self.assertEqual(d.stop(), 0)
