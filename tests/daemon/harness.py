@@ -24,16 +24,17 @@ SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file_
 TINY = os.path.join(SOURCE, "models", "ember-tiny")
 EMBERD = os.environ.get("EMBERD", os.path.join(SOURCE, "build", "daemon", "emberd"))
 FAKE = os.environ.get("FAKE_CHILD", os.path.join(SOURCE, "build", "tests", "daemon", "fake_child"))
+HAND_OVER = os.environ.get("HAND_OVER", os.path.join(os.path.dirname(FAKE), "hand_over"))
 
 _generated = tempfile.mkdtemp(prefix="ember-pb-")
 subprocess.run(
     ["protoc", f"--proto_path={SOURCE}/proto", f"--python_out={_generated}",
-     "ember/v1/ember.proto", "ember/v1/internal.proto", "grpc/health/v1/health.proto"],
+     "ember/v1/ember.proto", "ember/v1/step.proto", "grpc/health/v1/health.proto"],
     check=True)
 # The package "grpc" is grpcio's: the health messages are loaded from their file, not as grpc.health.
 sys.path.insert(0, _generated)
 from ember.v1 import ember_pb2 as pb  # noqa: E402
-from ember.v1 import internal_pb2 as internal  # noqa: E402
+from ember.v1 import step_pb2 as step  # noqa: E402
 import importlib.util  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location(
@@ -165,7 +166,8 @@ class Daemon:
                    f"--cache-dir={self.folder}/cache", f"--default-model={default_model}",
                    *options]
         if pass_fds:
-            command = self._hand_over(command, environment, pass_fds)
+            environment["LISTEN_FDNAMES"] = ":".join(name for name, _ in pass_fds)
+            command = [HAND_OVER, ",".join(str(fd) for _, fd in pass_fds), *command]
         self.log = open(self.log_path, "ab")
         self.started = time.monotonic()
         self.process = subprocess.Popen(command, env=environment, stderr=self.log,
@@ -174,22 +176,6 @@ class Daemon:
         self.client = Client(f"unix:{self.socket}")
         if wait:
             self.wait_until(self.listens, "emberd listens")
-
-    @staticmethod
-    def _hand_over(command, environment, pass_fds):
-        """An exec wrapper that does what systemd does: descriptors from 3 on, LISTEN_* set."""
-        environment["HANDED"] = ",".join(str(fd) for _, fd in pass_fds)
-        environment["LISTEN_FDNAMES"] = ":".join(name for name, _ in pass_fds)
-        wrapper = ("import os,sys\n"
-                   "fds=[os.dup(int(f)) for f in os.environ.pop('HANDED').split(',')]\n"
-                   "base=max(fds)+100\n"
-                   "high=[os.dup2(f,base+i) for i,f in enumerate(fds)]\n"
-                   "[os.dup2(h,3+i,inheritable=True) for i,h in enumerate(high)]\n"
-                   "os.closerange(3+len(high),base+len(high)+1)\n"
-                   "os.environ['LISTEN_FDS']=str(len(high))\n"
-                   "os.environ['LISTEN_PID']=str(os.getpid())\n"
-                   "os.execv(sys.argv[1],sys.argv[1:])\n")
-        return [sys.executable, "-S", "-c", wrapper, *command]
 
     # ---- looking ----
 

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole daemon with its real loader and instances, over the embedded model."""
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import tempfile
+import threading
+import time
+import unittest
+
+import harness
+from harness import NotifySocket, TINY, alive, grpc, pb, step
+
+CODE = grpc.StatusCode
+with open(f"{TINY}/expected_text.json") as f:
+    CASES = json.load(f)["cases"]
+
+
+class Driver:
+    """The holder of a lease: Hello, then greedy steps of one sequence."""
+
+    def __init__(self, spawned, token=None):
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(20)
+        self.socket.connect(spawned.instance.socket)
+        self.buffer = b""
+        hello = step.Hello(protocol=1, lease_token=token or spawned.lease.token)
+        self.send(step.DriverFrame(hello=hello))
+        self.welcome = self.receive().welcome
+        self.steps = 0
+
+    def send(self, frame):
+        data = frame.SerializeToString()
+        self.socket.sendall(struct.pack("<I", len(data)) + data)
+
+    def receive(self):
+        def more(n):
+            while len(self.buffer) < n:
+                data = self.socket.recv(65536)
+                if not data:
+                    raise ConnectionError("the instance has closed the connection")
+                self.buffer += data
+        more(4)
+        n = struct.unpack("<I", self.buffer[:4])[0]
+        more(4 + n)
+        frame = step.InstanceFrame.FromString(self.buffer[4:4 + n])
+        self.buffer = self.buffer[4 + n:]
+        if frame.WhichOneof("kind") == "fatal":
+            raise ConnectionError(frame.fatal.error_text)
+        return frame
+
+    def run(self, tokens, position, prompt_len):
+        """Runs tokens at position and returns the next one."""
+        size = self.welcome.page_size
+        pages = list(range((position + len(tokens) + size - 1) // size))
+        sequence = step.SequenceStep(id=1, tokens=tokens, position=position, pages=pages,
+                                     prompt_len=prompt_len, sample=True)
+        self.steps += 1
+        self.send(step.DriverFrame(step=step.Step(id=self.steps, sequences=[sequence])))
+        result = self.receive().result
+        if result.error:
+            raise RuntimeError(result.error_text)
+        return result.sequences[0].token
+
+    def generate(self, prompt, n, done=()):
+        """n greedy tokens behind prompt; `done` are those that another instance has generated."""
+        out = list(done)
+        token = self.run(prompt + out, 0, len(prompt))
+        while True:
+            out.append(token)
+            if len(out) >= n:
+                return out
+            token = self.run([token], len(prompt) + len(out) - 1, len(prompt))
+
+    def case(self, case):
+        return self.generate(case["prompt_ids"], len(case["greedy_ids"]))
+
+    def close(self):
+        self.socket.close()
+
+
+class Real(unittest.TestCase):
+    def daemon(self, *options, **more):
+        d = harness.Daemon(*options, real=True, **more)
+        self.addCleanup(lambda: d.process.returncode is None and d.stop())
+        return d
+
+    def driver(self, spawned, token=None):
+        driver = Driver(spawned, token)
+        self.addCleanup(driver.close)
+        return driver
+
+    def fails(self, code, call, text):
+        with self.assertRaises(grpc.RpcError) as caught:
+            result = call()
+            list(result)
+        self.assertEqual(caught.exception.code(), code, caught.exception.details())
+        self.assertRegex(caught.exception.details(), text)
+
+    def test_every_text(self):
+        d = self.daemon()
+        r = d.client.SpawnInstance()
+        driver = self.driver(r)
+        for case in CASES:
+            self.assertEqual(driver.case(case), case["greedy_ids"], case["prompt"])
+        self.assertEqual(driver.welcome.instance_id, r.instance.id)
+        d.wait_until(lambda: d.client.ListInstances(model="ember-tiny").instances[0].driver_connected,
+                     "the driver is seen")
+
+    def test_lease_token_and_reuse(self):
+        d = self.daemon("--standby=0")
+        r = d.client.SpawnInstance()
+        with self.assertRaises(ConnectionError):
+            self.driver(r, "0" * 32).run([1], 0, 1)
+        driver = self.driver(r)
+        self.assertEqual(driver.case(CASES[0]), CASES[0]["greedy_ids"])
+        d.client.StopInstance(id=r.instance.id, keep_warm=True)
+        with self.assertRaises((ConnectionError, OSError)):
+            driver.run([1], 0, 1)
+        again = d.client.SpawnInstance()
+        self.assertEqual(again.instance.id, r.instance.id)
+        with self.assertRaises(ConnectionError):
+            self.driver(again, r.lease.token).run([1], 0, 1)  # the old lease has ended
+        self.assertEqual(self.driver(again).case(CASES[1]), CASES[1]["greedy_ids"])
+
+    def test_killed_while_generating(self):
+        d = self.daemon("--standby=1")
+        case = CASES[0]
+        r = d.client.SpawnInstance()
+        driver = self.driver(r)
+        half = driver.generate(case["prompt_ids"], 8)
+        os.kill(r.instance.pid, signal.SIGKILL)
+        with self.assertRaises((ConnectionError, OSError)):
+            driver.run([half[-1]], len(case["prompt_ids"]) + 7, len(case["prompt_ids"]))
+        other = d.client.SpawnInstance()
+        whole = self.driver(other).generate(case["prompt_ids"], len(case["greedy_ids"]), half)
+        self.assertEqual(whole, case["greedy_ids"])
+        d.wait_until(lambda: d.client.GetStatus().instances_lost == 1, "the loss is counted")
+
+    def test_burst_of_64(self):
+        d = self.daemon("--standby=1", "--log-level=warn")
+        d.load()
+        d.settled()
+        begin = time.monotonic()
+        calls = [d.client.future("SpawnInstance") for _ in range(64)]
+        got = [c.result() for c in calls]
+        took = time.monotonic() - begin
+        self.assertEqual(len({g.instance.id for g in got}), 64)
+        self.assertLess(took, 10)
+        print(f"64 at once: {took * 1e3:.0f} ms", end=" ")
+        for spawned in (got[0], got[31], got[63]):
+            self.assertEqual(self.driver(spawned).case(CASES[2]), CASES[2]["greedy_ids"])
+        self.assertLess(d.client.GetStatus().own_rss, 20 << 20)
+
+    def test_weights_are_one_copy(self):
+        d = self.daemon("--standby=0")
+        got = [d.client.SpawnInstance() for _ in range(6)]
+        for spawned in got:
+            self.driver(spawned).case(CASES[0])
+        weights = d.model().weights_bytes
+        pss = 0
+        for spawned in got:
+            with open(f"/proc/{spawned.instance.pid}/smaps") as f:
+                ours = False
+                for line in f:
+                    if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+                        ours = "/memfd:" in line
+                        if ours:
+                            self.assertEqual(line.split()[1], "r--s", line)
+                    elif ours and line.startswith("Pss:"):
+                        pss += int(line.split()[1]) * 1024
+        self.assertGreater(pss, weights // 2)
+        self.assertLess(pss, weights * 1.05 + (1 << 20))
+
+    def test_restart_with_weights_in_descriptors(self):
+        folder = tempfile.mkdtemp(prefix="ember-test-")
+        self.addCleanup(shutil.rmtree, folder, True)
+        n = NotifySocket(f"{folder}/notify")
+        self.addCleanup(n.close)
+        d = self.daemon(notify=n, folder=folder)
+        r = d.client.SpawnInstance()
+        self.assertEqual(self.driver(r).case(CASES[0]), CASES[0]["greedy_ids"])
+        d.settled()
+        n.settled(3)
+        d.stop(signal.SIGKILL)
+        d.wait_until(lambda: not alive(r.instance.pid), "its instances are gone")
+        again = self.daemon(notify=n, folder=folder, pass_fds=n.stored)
+        r = again.client.SpawnInstance()
+        driver = self.driver(r)
+        first = driver.run(CASES[0]["prompt_ids"], 0, len(CASES[0]["prompt_ids"]))
+        took = time.monotonic() - again.started
+        self.assertEqual(first, CASES[0]["greedy_ids"][0])
+        self.assertEqual(again.client.GetStatus().loads, 0)
+        self.assertEqual(r.instance.kernels_compiled, 0)
+        self.assertEqual(driver.case(CASES[0]), CASES[0]["greedy_ids"])
+        print(f"restart to first token: {took * 1e3:.0f} ms", end=" ")
+        self.assertLess(took, 2)
+
+    def test_killed_daemon_leaves_nothing(self):
+        shm = set(os.listdir("/dev/shm"))
+        d = self.daemon("--standby=2")
+        r = d.client.SpawnInstance()
+        d.settled()
+        driver = self.driver(r)
+        busy = threading.Thread(target=lambda: self.run_until_cut(driver))
+        busy.start()
+        pids = [i.pid for i in d.client.ListInstances().instances]
+        self.assertEqual(len(pids), 3)
+        folder, d.own_folder = d.folder, False
+        d.stop(signal.SIGKILL)
+        d.wait_until(lambda: not any(alive(p) for p in pids), "its instances are gone", 3)
+        busy.join()
+        self.assertEqual(set(os.listdir("/dev/shm")), shm)
+        again = self.daemon(folder=folder)
+        again.own_folder = True
+        self.assertEqual(self.driver(again.client.SpawnInstance()).case(CASES[0]),
+                         CASES[0]["greedy_ids"])
+
+    @staticmethod
+    def run_until_cut(driver):
+        try:
+            while True:
+                driver.case(CASES[0])
+        except OSError:
+            pass
+
+    def test_faults_of_the_children(self):
+        d = self.daemon(env={"EMBER_FAULT": "load-mid:1=kill"})
+        self.fails(CODE.UNAVAILABLE, d.client.SpawnInstance, "signal 9")
+        self.assertTrue(d.client.healthy(""))
+        d = self.daemon(env={"EMBER_FAULT": "instance-ready:1=kill"})
+        self.fails(CODE.UNAVAILABLE, d.client.SpawnInstance, "signal 9")
+        self.assertTrue(d.client.healthy(""))
+        d = self.daemon("--standby=0", env={"EMBER_FAULT": "instance-step:3=kill"})
+        driver = self.driver(d.client.SpawnInstance())
+        with self.assertRaises((ConnectionError, OSError)):
+            driver.case(CASES[0])
+        d.client.SpawnInstance()
+
+    def test_bad_checkpoints(self):
+        d = self.daemon()
+        folder = tempfile.mkdtemp(prefix="ember-test-")
+        self.addCleanup(shutil.rmtree, folder, True)
+
+        def broken(name, change):
+            path = f"{folder}/{name}"
+            shutil.copytree(TINY, path)
+            change(path)
+            return lambda: d.client.LoadModel(path=path)
+
+        def cut(path):
+            os.truncate(f"{path}/model.safetensors", 1000000)
+
+        def configure(**values):
+            def change(path):
+                with open(f"{path}/config.json") as f:
+                    config = json.load(f)
+                config.update(values)
+                with open(f"{path}/config.json", "w") as f:
+                    json.dump(config, f)
+            return change
+        self.fails(CODE.NOT_FOUND, lambda: d.client.LoadModel(path=f"{folder}/none"), "none")
+        self.fails(CODE.DATA_LOSS, broken("cut", cut), "model.safetensors")
+        self.fails(CODE.NOT_FOUND, broken("empty", lambda p: os.unlink(f"{p}/model.safetensors")),
+                   "model.safetensors")
+        self.fails(CODE.UNIMPLEMENTED, broken("strange", configure(model_type="strange")), "strange")
+        self.fails(CODE.INVALID_ARGUMENT, broken("deep", configure(num_hidden_layers=10 ** 9)),
+                   "num_hidden_layers")
+        self.fails(CODE.INVALID_ARGUMENT, broken("nan", configure(rms_norm_eps=float("nan"))),
+                   "NaN")
+        self.assertEqual(self.driver(d.client.SpawnInstance()).case(CASES[0]),
+                         CASES[0]["greedy_ids"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
