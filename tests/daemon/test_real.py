@@ -20,6 +20,9 @@ with open(f"{TINY}/expected_text.json") as f:
     CASES = json.load(f)["cases"]
 
 
+made = []  # sockets of drivers, for tearDown
+
+
 class Driver:
     """The holder of a lease: Hello, then greedy steps of one sequence."""
 
@@ -27,6 +30,7 @@ class Driver:
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(20)
         self.socket.connect(spawned.instance.socket)
+        made.append(self.socket)
         self.buffer = b""
         hello = step.Hello(protocol=1, lease_token=token or spawned.lease.token)
         self.send(step.DriverFrame(hello=hello))
@@ -79,9 +83,6 @@ class Driver:
     def case(self, case):
         return self.generate(case["prompt_ids"], len(case["greedy_ids"]))
 
-    def close(self):
-        self.socket.close()
-
 
 class Real(unittest.TestCase):
     def daemon(self, *options, **more):
@@ -90,9 +91,11 @@ class Real(unittest.TestCase):
         return d
 
     def driver(self, spawned, token=None):
-        driver = Driver(spawned, token)
-        self.addCleanup(driver.close)
-        return driver
+        return Driver(spawned, token)
+
+    def tearDown(self):
+        while made:
+            made.pop().close()
 
     def fails(self, code, call, text):
         with self.assertRaises(grpc.RpcError) as caught:
@@ -108,7 +111,8 @@ class Real(unittest.TestCase):
         for case in CASES:
             self.assertEqual(driver.case(case), case["greedy_ids"], case["prompt"])
         self.assertEqual(driver.welcome.instance_id, r.instance.id)
-        d.wait_until(lambda: d.client.ListInstances(model="ember-tiny").instances[0].driver_connected,
+        d.wait_until(lambda: any(i.driver_connected and i.id == r.instance.id for i in
+                                 d.client.ListInstances(model="ember-tiny").instances),
                      "the driver is seen")
 
     def test_lease_token_and_reuse(self):
