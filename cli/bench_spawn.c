@@ -85,7 +85,7 @@ static int bench_caches(struct bench *b, struct error *err)
     struct load_options load = {0};
     struct loaded loaded = {.weights = -1, .manifest = -1};
     struct cache *cache = NULL;
-    struct engine_start cold, warm;
+    struct engine_start cold = {0}, warm = {0};
     double kernels[HITS], restores[HITS];
 
     int r = load_checkpoint(b->model, &load, &loaded, err);

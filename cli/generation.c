@@ -138,7 +138,7 @@ static bool is_end(const struct generation *g, uint32_t token)
 
 int generation_next(struct generation *g, uint32_t *ret_token, struct error *err)
 {
-    uint32_t token, from = g->n_tokens == g->n_prompt ? 0 : g->n_tokens - 1;
+    uint32_t token = 0, from = g->n_tokens == g->n_prompt ? 0 : g->n_tokens - 1;
 
     if (g->n_tokens == g->capacity)
         return 1;
