@@ -22,6 +22,8 @@
 #include "base/mem.h"
 #include "kernels/plan.h"
 
+#define GRAPH_FORMAT_VERSION 1 /* of the stored form; part of every graph's cache key */
+
 struct graph;      /* captured, relocatable */
 struct graph_exec; /* instantiated in this process */
 

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/cpu/pool.h"
+
+#include <assert.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "kernels/cpu/limit.h"
+
+#define LINE 64
+#define LEFT_BITS 24
+#define LEFT_MASK ((UINT64_C(1) << LEFT_BITS) - 1)
+#define YIELD_AFTER_NS (POOL_SPIN_NS / 5)
+#define STACK_BYTES ((size_t)1 << 20)
+
+/*
+ * `claim` is (sequence number of the current launch) << 24 | (its blocks not yet claimed). The
+ * fields of the current launch are written only while nothing is left to claim. A thread reads them
+ * between loading `claim` and the compare-and-swap that takes blocks; success proves that the
+ * launch was still the same, so what it read was whole. A late thread reads stale or mixed fields
+ * and fails the swap: harmless.
+ */
+struct pool {
+    _Alignas(LINE) _Atomic uint64_t claim;
+    _Alignas(LINE) _Atomic uint32_t done; /* finished blocks of the current launch */
+    _Alignas(LINE) _Atomic(pool_body_fn) body;
+    _Atomic(const uint64_t *) args;
+    _Atomic uint32_t n_blocks;
+
+    /* Owned by whoever finished the last block, or by the caller between runs. */
+    _Alignas(LINE) const struct pool_launch *list;
+    uint32_t next, count;
+
+    _Alignas(LINE) _Atomic uint32_t runs_done; /* number of the last finished run */
+    _Atomic uint32_t sleepers;                 /* 1: somebody may sleep on `wake` */
+    _Atomic uint32_t wake;                     /* futex, counts wake-ups */
+    _Atomic uint32_t n_asleep;
+    _Atomic bool stop;
+
+    uint32_t runs; /* the caller's */
+    uint32_t n_threads;
+    uint32_t n_started; /* threads of our own */
+    bool tried_start;
+    pthread_t *threads;
+};
+
+struct share {
+    pool_body_fn body;
+    const uint64_t *args;
+    uint32_t n_blocks, first, count;
+};
+
+static inline void cpu_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t expected)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, NULL, NULL, 0);
+}
+
+static void futex_wake_all(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Blocks to take of `left`: large pieces first, single ones at the end. */
+static uint32_t piece(const struct pool *pool, uint32_t left)
+{
+    uint32_t n = left / (2 * pool->n_threads);
+    return n ? n : 1;
+}
+
+static bool grab(struct pool *pool, struct share *share)
+{
+    uint64_t claim = atomic_load_explicit(&pool->claim, memory_order_acquire);
+
+    for (;;) {
+        uint32_t left = (uint32_t)(claim & LEFT_MASK);
+        if (!left)
+            return false;
+        share->body = atomic_load_explicit(&pool->body, memory_order_relaxed);
+        share->args = atomic_load_explicit(&pool->args, memory_order_relaxed);
+        share->n_blocks = atomic_load_explicit(&pool->n_blocks, memory_order_relaxed);
+        share->count = piece(pool, left);
+        if (atomic_compare_exchange_weak_explicit(&pool->claim, &claim, claim - share->count,
+                                                  memory_order_acq_rel, memory_order_acquire)) {
+            share->first = share->n_blocks - left;
+            return true;
+        }
+    }
+}
+
+/* Behind a seq_cst store that sleepers re-check before they sleep: nobody misses both. */
+static void wake_sleepers(struct pool *pool)
+{
+    if (!atomic_load(&pool->sleepers))
+        return;
+    atomic_store(&pool->sleepers, 0);
+    atomic_fetch_add(&pool->wake, 1);
+    futex_wake_all(&pool->wake);
+}
+
+static void *worker(void *arg);
+
+/* Fewer threads than asked for is slower, not wrong. */
+static void start_threads(struct pool *pool)
+{
+    pthread_attr_t attr;
+    sigset_t all, old;
+
+    pool->tried_start = true;
+    pool->threads = mem_alloc(pool->n_threads - 1, sizeof *pool->threads);
+    if (!pool->threads || pthread_attr_init(&attr))
+        return;
+    pthread_attr_setstacksize(&attr, STACK_BYTES);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    while (pool->n_started < pool->n_threads - 1 &&
+           !pthread_create(&pool->threads[pool->n_started], &attr, worker, pool))
+        pool->n_started++;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+}
+
+/* Puts up a launch and keeps the first piece of it for this thread. */
+static void publish(struct pool *pool, const struct pool_launch *launch, struct share *share)
+{
+    uint64_t sequence = (atomic_load_explicit(&pool->claim, memory_order_relaxed) >> LEFT_BITS) + 1;
+    uint32_t n = launch->n_blocks;
+
+    if (!pool->tried_start)
+        start_threads(pool);
+    *share = (struct share){launch->body, launch->args, n, 0, piece(pool, n)};
+    atomic_store_explicit(&pool->done, 0, memory_order_relaxed);
+    atomic_store_explicit(&pool->body, launch->body, memory_order_relaxed);
+    atomic_store_explicit(&pool->args, launch->args, memory_order_relaxed);
+    atomic_store_explicit(&pool->n_blocks, n, memory_order_relaxed);
+    atomic_store(&pool->claim, sequence << LEFT_BITS | (n - share->count));
+    wake_sleepers(pool);
+}
+
+/*
+ * Goes on with the run behind a finished launch. True: *share is the first piece of the next one;
+ * false: the run is over and has been declared so.
+ */
+static bool advance(struct pool *pool, struct share *share)
+{
+    while (pool->next < pool->count) {
+        const struct pool_launch *launch = &pool->list[pool->next++];
+        if (launch->n_blocks == 1) {
+            launch->body(launch->args, 0, 1);
+        } else if (launch->n_blocks > 1) {
+            publish(pool, launch, share);
+            return true;
+        }
+    }
+    atomic_store(&pool->runs_done,
+                 atomic_load_explicit(&pool->runs_done, memory_order_relaxed) + 1);
+    wake_sleepers(pool);
+    return false;
+}
+
+static void run_share(const struct share *share)
+{
+    for (uint32_t i = 0; i < share->count; i++)
+        share->body(share->args, share->first + i, share->n_blocks);
+}
+
+/* Does *share and whatever follows from it, for as long as there is something to claim. */
+static void work(struct pool *pool, struct share *share)
+{
+    do {
+        uint32_t count = share->count, n_blocks = share->n_blocks;
+
+        run_share(share);
+        if (atomic_fetch_add_explicit(&pool->done, count, memory_order_acq_rel) + count ==
+            n_blocks) {
+            if (!advance(pool, share))
+                return;
+        } else if (!grab(pool, share)) {
+            return;
+        }
+    } while (true);
+}
+
+/* What a thread waits for: blocks to claim, or the end of run `run` (callers), or of the pool
+ * (workers). */
+static bool ready(struct pool *pool, bool is_worker, uint32_t run)
+{
+    if (atomic_load(&pool->claim) & LEFT_MASK)
+        return true;
+    return is_worker ? atomic_load(&pool->stop) : atomic_load(&pool->runs_done) == run;
+}
+
+static bool spin(struct pool *pool, bool is_worker, uint32_t run)
+{
+    uint64_t start = 0, waited = 0;
+
+    for (unsigned i = 0;; i++) {
+        if (ready(pool, is_worker, run))
+            return true;
+        if (waited < YIELD_AFTER_NS)
+            cpu_relax();
+        else
+            sched_yield();
+        if (i % 32 == 31 || waited >= YIELD_AFTER_NS) {
+            uint64_t now = clock_ns();
+            start = start ? start : now;
+            waited = now - start;
+            if (waited >= POOL_SPIN_NS)
+                return false;
+        }
+    }
+}
+
+static void wait_ready(struct pool *pool, bool is_worker, uint32_t run)
+{
+    while (!spin(pool, is_worker, run)) {
+        uint32_t wake = atomic_load(&pool->wake);
+        atomic_store(&pool->sleepers, 1);
+        if (ready(pool, is_worker, run))
+            return;
+        atomic_fetch_add(&pool->n_asleep, 1);
+        futex_wait(&pool->wake, wake);
+        atomic_fetch_sub(&pool->n_asleep, 1);
+    }
+}
+
+static void *worker(void *arg)
+{
+    struct pool *pool = arg;
+    struct share share;
+
+    pthread_setname_np(pthread_self(), "ember-pool");
+    while (!atomic_load(&pool->stop)) {
+        if (grab(pool, &share))
+            work(pool, &share);
+        else
+            wait_ready(pool, true, 0);
+    }
+    return NULL;
+}
+
+static void run_alone(const struct pool_launch *list, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        for (uint32_t b = 0; b < list[i].n_blocks; b++)
+            list[i].body(list[i].args, b, list[i].n_blocks);
+}
+
+void pool_run(struct pool *pool, const struct pool_launch *list, uint32_t count)
+{
+    struct share share;
+    uint32_t run;
+
+    if (pool->n_threads == 1) {
+        run_alone(list, count);
+        return;
+    }
+    assert(atomic_load(&pool->runs_done) == pool->runs); /* one run at a time */
+    run = ++pool->runs;
+    pool->list = list;
+    pool->next = 0;
+    pool->count = count;
+    if (advance(pool, &share))
+        work(pool, &share);
+    while (atomic_load_explicit(&pool->runs_done, memory_order_acquire) != run) {
+        if (grab(pool, &share))
+            work(pool, &share);
+        else
+            wait_ready(pool, false, run);
+    }
+}
+
+struct pool *pool_new(uint32_t threads)
+{
+    struct pool *pool;
+
+    if (posix_memalign((void **)&pool, LINE, sizeof *pool))
+        return NULL;
+    memset(pool, 0, sizeof *pool);
+    pool->n_threads = MIN(threads ? threads : cpu_limit(), POOL_THREADS_MAX);
+    return pool;
+}
+
+void pool_free(struct pool *pool)
+{
+    if (!pool)
+        return;
+    atomic_store(&pool->stop, true);
+    wake_sleepers(pool);
+    for (uint32_t i = 0; i < pool->n_started; i++)
+        pthread_join(pool->threads[i], NULL);
+    free(pool->threads);
+    free(pool);
+}
+
+uint32_t pool_threads(const struct pool *pool)
+{
+    return pool->n_threads;
+}
+
+uint32_t pool_started(const struct pool *pool)
+{
+    return pool->n_started;
+}
+
+uint32_t pool_asleep(const struct pool *pool)
+{
+    return atomic_load(&pool->n_asleep);
+}

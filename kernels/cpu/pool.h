@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The threads that run CPU kernels.
+ *
+ * A launch is a kernel body called once for each of its blocks; a run is a list of launches, each
+ * of which sees the stores of those before it. The calling thread works too, so a pool of n has n -
+ * 1 threads of its own. They start with the first launch that has more than one block: a pool that
+ * is only ever idle costs neither threads nor processor time, and one that has become idle has them
+ * parked.
+ *
+ * How a run goes on: the current launch's blocks are claimed from one atomic word; whoever finishes
+ * the last block puts up the next launch (running launches of a single block itself, on the way).
+ * A thread that the kernel has descheduled holds up only the blocks it has claimed, never the rest.
+ * Waiting threads spin for POOL_SPIN_NS, giving their processor away after the first part of that,
+ * and then sleep on a futex.
+ *
+ * One run at a time: a pool is used by one thread (its device's).
+ */
+#ifndef EMBER_KERNELS_CPU_POOL_H
+#define EMBER_KERNELS_CPU_POOL_H
+
+#include <stdint.h>
+
+#include "base/mem.h"
+
+#define POOL_SPIN_NS 50000u       /* spinning before a thread sleeps */
+#define POOL_BLOCKS_MAX 0xffffffu /* blocks of one launch */
+#define POOL_THREADS_MAX 1024u
+
+/* The body of a kernel: does block `block` of `n_blocks`; blocks touch disjoint outputs. */
+typedef void (*pool_body_fn)(const uint64_t *args, uint32_t block, uint32_t n_blocks);
+
+struct pool_launch {
+    pool_body_fn body;
+    const uint64_t *args;
+    uint32_t n_blocks; /* <= POOL_BLOCKS_MAX; 0: nothing to do */
+};
+
+struct pool;
+
+/* threads: with the caller; 0 means cpu_limit(). NULL when memory is short. Starts nothing yet. */
+struct pool *pool_new(uint32_t threads);
+void pool_free(struct pool *pool);
+DEFINE_CLEANUP(struct pool *, pool_free)
+
+/* Runs the launches in order and returns when all are done. `list` and its args must live that
+ * long. */
+void pool_run(struct pool *pool, const struct pool_launch *list, uint32_t count);
+
+/* Threads that take part, the caller included. */
+uint32_t pool_threads(const struct pool *pool);
+
+/* For tests and metrics: threads started so far, and how many of them sleep now. */
+uint32_t pool_started(const struct pool *pool);
+uint32_t pool_asleep(const struct pool *pool);
+
+#endif
