@@ -114,7 +114,7 @@ INLINE float softmax(struct query *query, const struct chunk *chunk, float scale
     }
     float top = v_reduce_max(most);
     top = top > query->top ? top : query->top;
-    float keep = v_first(v_exp(v_set(query->top - top)));
+    float keep = top == query->top ? 1.0f : v_first(v_exp(v_set(query->top - top)));
     vf sum = v_zero();
     UNROLL
     for (int i = 0; i < CHUNK / VL; i++) {
@@ -127,36 +127,79 @@ INLINE float softmax(struct query *query, const struct chunk *chunk, float scale
     return keep;
 }
 
-/* out = keep * out + sum of p_j v_j over keys from .. to - 1 of the chunk. */
-INLINE void accumulate(const struct query *query, const struct chunk *chunk, float keep,
-                       const size_t dv)
+/* Keys from .. to - 1 of the chunk that a query sees. */
+struct seen {
+    uint32_t from, to;
+};
+INLINE struct seen keys_seen(const struct query *query, const struct chunk *chunk)
 {
-    uint32_t from = query->first > chunk->key ? query->first - chunk->key : 0;
-    uint32_t to = query->end - chunk->key < chunk->n ? query->end - chunk->key : chunk->n;
-    vf kv = v_set(keep);
+    return (struct seen){query->first > chunk->key ? query->first - chunk->key : 0,
+                         query->end - chunk->key < chunk->n ? query->end - chunk->key : chunk->n};
+}
+
+/* out = keep * out + sum of p_j v_j over the keys seen, for NQ queries that see the same ones. */
+INLINE void accumulate(const int NQ, const struct query *query, const struct chunk *chunk,
+                       struct seen seen, const float *keep, const size_t dv)
+{
     size_t d = 0;
     for (; d + 4 * VL <= dv; d += 4 * VL) {
-        vf acc[4];
+        vf acc[2][4];
         UNROLL
+        for (int q = 0; q < NQ; q++)
+            UNROLL
         for (int i = 0; i < 4; i++)
-            acc[i] = v_mul(kv, v_load(query->out + d + i * VL));
-        for (uint32_t j = from; j < to; j++) {
-            vf p = v_set(query->p[j]);
+            acc[q][i] = v_mul(v_set(keep[q]), v_load(query[q].out + d + i * VL));
+        for (uint32_t j = seen.from; j < seen.to; j++) {
             const float *v = chunk->v + j * dv + d;
+            vf vv[4];
             UNROLL
             for (int i = 0; i < 4; i++)
-                acc[i] = v_fma(p, v_load(v + i * VL), acc[i]);
+                vv[i] = v_load(v + i * VL);
+            UNROLL
+            for (int q = 0; q < NQ; q++) {
+                vf p = v_set(query[q].p[j]);
+                UNROLL
+                for (int i = 0; i < 4; i++)
+                    acc[q][i] = v_fma(p, vv[i], acc[q][i]);
+            }
         }
         UNROLL
+        for (int q = 0; q < NQ; q++)
+            UNROLL
         for (int i = 0; i < 4; i++)
-            v_store(query->out + d + i * VL, acc[i]);
+            v_store(query[q].out + d + i * VL, acc[q][i]);
     }
     for (; d < dv; d += VL) {
         size_t left = V_LEFT(d, dv);
-        vf acc = v_mul(kv, v_get(query->out + d, left));
-        for (uint32_t j = from; j < to; j++)
-            acc = v_fma(v_set(query->p[j]), v_get(chunk->v + j * dv + d, left), acc);
-        v_put(query->out + d, acc, left);
+        for (int q = 0; q < NQ; q++) {
+            vf acc = v_mul(v_set(keep[q]), v_get(query[q].out + d, left));
+            for (uint32_t j = seen.from; j < seen.to; j++)
+                acc = v_fma(v_set(query[q].p[j]), v_get(chunk->v + j * dv + d, left), acc);
+            v_put(query[q].out + d, acc, left);
+        }
+    }
+}
+
+/* The second half of a chunk for n queries, two at a time where they see the same keys. */
+INLINE void all_outputs(struct query *query, size_t n, const struct chunk *chunk, float scale,
+                        float softcap, const size_t dv)
+{
+    float keep[QUERIES];
+    for (size_t q = 0; q < n; q++)
+        if (query[q].first < chunk->key + chunk->n && query[q].end > chunk->key)
+            keep[q] = softmax(query + q, chunk, scale, softcap);
+    for (size_t q = 0; q < n; q++) {
+        if (query[q].first >= chunk->key + chunk->n || query[q].end <= chunk->key)
+            continue;
+        struct seen seen = keys_seen(query + q, chunk), other = {1, 0};
+        if (q + 1 < n && query[q + 1].end > chunk->key)
+            other = keys_seen(query + q + 1, chunk);
+        if (seen.from == other.from && seen.to == other.to) {
+            accumulate(2, query + q, chunk, seen, keep + q, dv);
+            q++;
+        } else {
+            accumulate(1, query + q, chunk, seen, keep + q, dv);
+        }
     }
 }
 
@@ -196,9 +239,7 @@ static void run_queries(const uint64_t *args, struct query *query, size_t n, con
             struct chunk chunk = {(const float *)k_page + at * dk, (const float *)v_page + at * dv,
                                   (uint32_t)key, (uint32_t)(end - key < keys ? end - key : keys)};
             all_scores(query, n, &chunk, dk);
-            for (size_t i = 0; i < n; i++)
-                if (query[i].first < key + chunk.n && query[i].end > key)
-                    accumulate(query + i, &chunk, softmax(query + i, &chunk, scale, softcap), dv);
+            all_outputs(query, n, &chunk, scale, softcap, dv);
         }
     }
 }

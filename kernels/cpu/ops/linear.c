@@ -37,8 +37,8 @@ INLINE void linear(const uint64_t *args, uint32_t block, uint32_t n_blocks,
         step = TILE_N;
     for (size_t n = range.first; n < range.end; n += step) {
         size_t end = range.end - n < step ? range.end : n + step;
-        for (size_t r = 0; r < rows; r += TILE_M) {
-            size_t m = rows - r < TILE_M ? rows - r : TILE_M;
+        for (size_t r = 0, m; r < rows; r += m) {
+            m = tile_height(rows - r);
             const float *xs[TILE_M];
             float *outs[TILE_M];
             for (size_t i = 0; i < m; i++) {

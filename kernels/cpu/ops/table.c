@@ -41,7 +41,7 @@ static const char *const isa_flags[CPU_ISA_COUNT] = {
     [CPU_ISA_AVX512] = "-march=x86-64-v4",
 };
 #define COMMON_FLAGS                                                                               \
-    "-std=gnu17 -O3 -mtune=native -fPIC -fno-strict-aliasing -ffp-contract=off -fno-math-errno "   \
+    "-std=gnu17 -O3 -fPIC -fno-strict-aliasing -ffp-contract=off -fno-math-errno "                 \
     "-fno-trapping-math"
 
 const char *cpu_isa_name(enum cpu_isa isa)

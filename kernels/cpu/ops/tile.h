@@ -128,13 +128,28 @@ INLINE void tile_strip(const int M, const enum ember_dtype dtype, const float *c
                      n, spacing);
         n = first + spacing * NT;
     }
-    for (; n + NT <= end; n += NT)
-        tile_dot(M, NT, dtype, x, w + n * w_stride, w_stride, K, 0, out, n, 1);
-    for (; n < end; n++)
-        tile_dot(M, 1, dtype, x, w + n * w_stride, w_stride, K, 0, out, n, 1);
+    while (n < end) {
+        if (n + NT > end && end - first >= (size_t)NT)
+            n = end - NT; /* a whole tile, some of it again: the same values */
+        if (n + NT <= end) {
+            tile_dot(M, NT, dtype, x, w + n * w_stride, w_stride, K, 0, out, n, 1);
+            n += NT;
+        } else {
+            tile_dot(M, 1, dtype, x, w + n * w_stride, w_stride, K, 0, out, n, 1);
+            n++;
+        }
+    }
     if (post->b || post->scale != 1 || post->softcap > 0)
         for (int m = 0; m < M; m++)
             tile_post_row(out[m], first, end, post);
+}
+
+/* How many of `left` rows to take next: full tiles of about the same height, as few of them as will
+ * do. */
+INLINE size_t tile_height(size_t left)
+{
+    size_t passes = (left + TILE_M - 1) / TILE_M;
+    return (left + passes - 1) / passes;
 }
 
 /* m <= TILE_M rows. */
