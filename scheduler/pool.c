@@ -63,7 +63,8 @@ static int next_refill(const struct pool *pool, uint64_t *wake_ns)
         const struct pool_model *m = &pool->models[i];
         if (!may_start(m) || pool_spare(m) >= m->target)
             continue;
-        uint64_t resume = m->failures ? m->failed_ns + pool_backoff_ns(m->failures) : 0;
+        uint32_t bad = m->failures > m->early_deaths ? m->failures : m->early_deaths;
+        uint64_t resume = bad ? m->failed_ns + pool_backoff_ns(bad) : 0;
         if (resume > pool->now_ns) {
             *wake_ns = resume < *wake_ns ? resume : *wake_ns;
             continue;

@@ -39,7 +39,8 @@ struct pool_model {
     uint64_t used_ns;       /* last lease, release or load */
     uint64_t reload_ns;     /* how long a load takes */
     uint32_t failures;      /* starts that failed since the last success */
-    uint64_t failed_ns;     /* when the last did */
+    uint32_t early_deaths;  /* instances that died soon after READY, in a row */
+    uint64_t failed_ns;     /* the last of either */
     bool blocked;           /* no start now: the caller has tried, memory is on its way */
 };
 
@@ -75,8 +76,9 @@ enum pool_purpose {
 /*
  * The model of which one instance is to be started now, or -1. Those who wait come first, the
  * longest waiting before others; then refills, the model used last before others. After a failure
- * starts go one at a time until one succeeds, and refills pause. *ret_wake_ns: when a pause ends
- * that stands in the way of a refill, UINT64_MAX when none does. Call again after each start.
+ * starts go one at a time until one succeeds, and refills pause; after early deaths refills pause.
+ * *ret_wake_ns: when a pause ends that stands in the way of a refill, UINT64_MAX when none does.
+ * Call again after each start.
  */
 int pool_next_start(const struct pool *pool, enum pool_purpose *ret_purpose, uint64_t *ret_wake_ns);
 

@@ -118,12 +118,22 @@ static void start_failed(struct mgr_model *model, const struct error *why)
         mgr_spawn_fail(model, model->n_waiting, why);
 }
 
+/* One that dies soon after READY, again and again, must not make the pool spin. */
+static void note_lifetime(const struct mgr_instance *i)
+{
+    struct mgr_model *model = i->model;
+
+    model->early_deaths = clock_ns() - i->ready_ns < MGR_PROVEN_NS ? model->early_deaths + 1 : 0;
+    model->failed_ns = clock_ns();
+}
+
 static void instance_exited(void *owner, const struct error *why)
 {
     struct mgr_instance *i = owner;
     struct mgr_model *model = i->model;
     struct error text = *why;
-    bool stopped = i->state == INSTANCE_STOPPING, starting = i->state == INSTANCE_STARTING;
+    bool stopped = i->state == INSTANCE_STOPPING && !i->failed;
+    bool starting = i->state == INSTANCE_STARTING;
 
     i->child = NULL;
     mgr_instance_set_state(i, INSTANCE_GONE);
@@ -138,6 +148,8 @@ static void instance_exited(void *owner, const struct error *why)
     mgr_event(i, EMBER__V1__INSTANCE_EVENT__KIND__GONE, stopped ? i->holder : why->text);
     if (starting && model->state == MODEL_PARKED)
         start_failed(model, &text);
+    else if (!stopped)
+        note_lifetime(i);
     instance_free(i);
     mgr_model_check_left(model);
 }

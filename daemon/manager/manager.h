@@ -36,6 +36,7 @@
 #define MGR_PHASES_MAX 12                      /* phase times kept of an instance's start */
 #define MGR_WAITING_MAX 4096                   /* spawns that may wait at a time */
 #define MGR_STOP_GRACE_NS UINT64_C(1000000000) /* from end of stream to SIGKILL */
+#define MGR_PROVEN_NS UINT64_C(5000000000)     /* what has lived for so long is no crash loop */
 #define MGR_LINGER_NS UINT64_C(10000000000)    /* a standby beyond the target is kept for so long */
 
 /* Since the start; fields of GetStatusResponse. */
@@ -131,7 +132,8 @@ struct mgr_model {
     uint64_t load_started_ns, bytes_done, load_ns;
     uint64_t used_ns;
 
-    uint32_t failures; /* starts of instances that failed in a row */
+    uint32_t early_deaths; /* instances that died within MGR_PROVEN_NS of READY, in a row */
+    uint32_t failures;     /* starts of instances that failed in a row */
     uint64_t failed_ns;
     struct error error; /* of the last load or start that failed */
 
@@ -161,7 +163,7 @@ struct mgr_instance {
 
     char token[33], holder[MGR_HOLDER_MAX + 1];
     uint64_t ttl_ns;
-    bool driver_connected;
+    bool driver_connected, failed; /* failed: it is being stopped for not answering */
     struct event on_lease_end;
 };
 

@@ -495,6 +495,12 @@ void mgr_service_health(struct mgr *mgr)
 
 /* ---- registration ---- */
 
+/* Root, ourselves, and our group: the socket's mode lets nobody else in anyway. */
+static bool admit_peer(const struct ucred *peer, void *user)
+{
+    return peer->uid == 0 || peer->uid == geteuid() || peer->gid == getegid();
+}
+
 static int listen_tcp(struct mgr *mgr, const char *address, struct error *err)
 {
     const char *colon = strrchr(address, ':');
@@ -542,7 +548,8 @@ int mgr_service_init(struct mgr *mgr, struct error *err)
         {"WatchInstances", GRPC_SERVER_STREAM, rpc_watch},
         {"GetStatus", GRPC_UNARY, rpc_status},
     };
-    struct grpc_server_options options = {.max_message = MIB, .max_held = 8 * MIB};
+    struct grpc_server_options options = {
+        .max_message = MIB, .max_held = 8 * MIB, .admit = admit_peer};
 
     int r = grpc_server_new(mgr->base, &options, &mgr->server, err);
     if (r == 0)

@@ -63,6 +63,7 @@ static struct pool_model snapshot_model(const struct mgr_model *m, bool blocked)
         .used_ns = m->used_ns,
         .reload_ns = m->load_ns,
         .failures = m->failures,
+        .early_deaths = m->early_deaths,
         .failed_ns = m->failed_ns,
         .blocked = blocked,
     };

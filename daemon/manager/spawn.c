@@ -134,6 +134,7 @@ static bool give_lease(struct mgr_instance *i, const struct mgr_spawn *s)
     message.kind_case = EMBER__V1__TO_INSTANCE__KIND_GRANT;
     message.grant = &grant;
     if (child_send(i->child, &message.base, NULL, 0) < 0) {
+        i->failed = true;
         mgr_instance_stop(i, "did not take its lease");
         return false;
     }
@@ -222,6 +223,7 @@ void mgr_lease_release(struct mgr_instance *i, const char *reason)
     message.kind_case = EMBER__V1__TO_INSTANCE__KIND_END;
     message.end = &end;
     if (child_send(i->child, &message.base, NULL, 0) < 0) {
+        i->failed = true;
         mgr_instance_stop(i, "did not take the end of its lease");
         return;
     }

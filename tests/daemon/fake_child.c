@@ -9,6 +9,7 @@
  *     hang             never goes on                garbage  sends what is no message
  *     slow MS          takes so long                exit     exits with 3, a line on stderr
  *     crash            crashes as long as the cache folder has a store
+ *     die-after MS     dies so long after READY
  *     once             the first to read this file empties it, so the rest behave
  *
  * A loader's path /fake/w300 stands for a checkpoint of 300 MiB (nothing is allocated for it); any
@@ -35,7 +36,7 @@
 
 static struct {
     bool fail, hang, die, garbage, exit, crash;
-    int error, slow_ms;
+    int error, slow_ms, die_after_ms;
     char text[256];
 } behave;
 
@@ -62,6 +63,7 @@ static void read_control(const char *role)
         behave.garbage |= !strcmp(line, "garbage");
         behave.crash |= !strcmp(line, "crash");
         behave.exit |= !strcmp(line, "exit");
+        sscanf(line, "die-after %d", &behave.die_after_ms);
         sscanf(line, "slow %d", &behave.slow_ms);
     }
     if (f)
@@ -328,8 +330,11 @@ static int instance(void)
     for (;;) {
         struct pollfd p[] = {
             {CHANNEL, POLLIN, 0}, {driver < 0 ? fds[2] : -1, POLLIN, 0}, {driver, POLLIN, 0}};
-        if (poll(p, 3, -1) < 0)
+        int n_ready = poll(p, 3, behave.die_after_ms ? behave.die_after_ms : -1);
+        if (n_ready < 0)
             return 6;
+        if (n_ready == 0)
+            raise(SIGKILL);
         if (p[0].revents)
             take_orders();
         else if (p[1].revents)

@@ -274,6 +274,17 @@ class Spawning(Base):
         d.client.SpawnInstance()  # at once, whatever the back-off
         self.assertEqual(d.model().error, "")
 
+    def test_instances_that_die_after_ready_do_not_spin(self):
+        d = self.daemon("--standby=1")
+        d.load()
+        d.settled()
+        d.behave("instance", "die-after 1")
+        os.kill(d.client.ListInstances().instances[0].pid, signal.SIGKILL)
+        time.sleep(1.5)  # 100 + 200 + 400 + 800 ms of pauses
+        self.assertIn(d.client.GetStatus().instances_lost, (4, 5))
+        d.behave("instance")
+        d.client.SpawnInstance()
+
     def test_a_cache_that_crashes_every_start_is_moved_aside(self):
         d = self.daemon("--standby=0")
         d.load()
@@ -458,6 +469,16 @@ class Faults(Base):
             d.client.SpawnInstance()  # the instance's first start fails, its second does not
             d.stop()
 
+    def test_every_early_allocation_fails_once(self):
+        for n in range(1, 25):
+            d = self.daemon("--standby=1", env={"EMBER_FAULT": f"alloc:{n}"}, wait=False)
+            d.wait_until(d.listens, "it listens or ends")
+            if d.process.poll() is None:
+                for _ in range(2):
+                    d.client.future("SpawnInstance", timeout=5).exception()
+                self.assertTrue(d.client.GetStatus().pid)
+            self.assertIn(d.stop(), (0, 1), d.log_path)
+
     def test_missing_programs(self):
         d = self.daemon(env={"EMBER_LIBEXEC": "/nonexistent"})
         self.assertIn("not beside emberd", d.text())
@@ -621,6 +642,13 @@ class Ends(Base):
             self.assertNotEqual(run.returncode, 0)
             self.assertIn(text, run.stderr)
         harness.shutil.rmtree("/tmp/ember-bad-options", ignore_errors=True)
+
+    def test_loopback_tcp(self):
+        d = self.daemon("--listen=127.0.0.1:0")
+        port = re.search(r"listening address=127.0.0.1:(\d+)", d.text()).group(1)
+        c = harness.Client(f"127.0.0.1:{port}")
+        self.assertEqual(c.GetStatus().pid, d.process.pid)
+        c.close()
 
     def test_reload(self):
         d = self.daemon(wait=False)

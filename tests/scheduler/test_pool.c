@@ -156,6 +156,23 @@ static void failures_slow_refills_down_and_probe_demand(void **state)
     assert_int_equal(pool_next_start(&pool, &purpose, &wake), 0);
 }
 
+static void early_deaths_slow_refills_down_only(void **state)
+{
+    struct pool_model m[1] = {parked(1, 1)};
+    struct pool pool = pool_of(m, 1);
+    enum pool_purpose purpose;
+    uint64_t wake;
+
+    m[0].early_deaths = 2;
+    m[0].failed_ns = pool.now_ns;
+    assert_int_equal(pool_next_start(&pool, &purpose, &wake), -1);
+    assert_int_equal(wake, pool.now_ns + 200000000);
+    m[0].waiting = 2;
+    m[0].starting = 1; /* no probing: they do start */
+    assert_int_equal(pool_next_start(&pool, &purpose, &wake), 0);
+    assert_int_equal(purpose, POOL_DEMAND);
+}
+
 /* A model whose every start fails at once: how often is it tried in ten minutes? */
 static void a_crash_loop_does_not_spin(void **state)
 {
@@ -520,6 +537,7 @@ int main(void)
         cmocka_unit_test(nothing_is_refilled_into_room_that_is_being_made),
         cmocka_unit_test(the_longest_waiting_goes_first),
         cmocka_unit_test(failures_slow_refills_down_and_probe_demand),
+        cmocka_unit_test(early_deaths_slow_refills_down_only),
         cmocka_unit_test(a_crash_loop_does_not_spin),
         cmocka_unit_test(surplus_is_what_exceeds_target_and_waiting),
         cmocka_unit_test(what_fits_is_admitted_and_what_leaves_is_waited_for),
