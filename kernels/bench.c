@@ -394,7 +394,7 @@ static int measure(struct bench *b, const char *name, uint64_t amount, double *r
                          "%s backend: has no kernel %s to measure the machine with",
                          b->backend->name, name);
     *ret_ns = INFINITY;
-    for (int i = 0; !r && i < 7; i++) {
+    for (int i = 0; !r && i < 21; i++) {
         double ns = 0;
         r = sample(b, &launch, kernel, 0, &turn, 1, &ns);
         *ret_ns = fmin(*ret_ns, ns);

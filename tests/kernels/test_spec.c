@@ -66,6 +66,8 @@ static void compare(struct kcase *c, const char *spec)
     char kernel[32], lowered[96], name[32];
     enum cpu_isa isa = cpu_isa_best();
     kcase_launch(&c->op, kernel, lowered);
+    if (*lowered)
+        assert_string_equal(lowered, spec);
     void *so = build(kernel, isa, spec);
     snprintf(name, sizeof(name), "%s", kernel);
     for (char *p = name; *p; p++)
@@ -159,6 +161,31 @@ static void test_moe_linear(void **ctx)
     kcase_free(&c);
 }
 
+static void test_split(void **ctx)
+{
+    struct kcase c;
+    const uint32_t cols = (4 + 2 * 2) * 64;
+    if (!have_compiler())
+        skip();
+    kcase_start(&c, EMBER_OP_SPLIT_NORM_ROPE, EMBER_ROWS_TOKENS, 5);
+    kcase_tensor(&c, SNR_QKV, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, 5, cols, 0);
+    kcase_tensor(&c, SNR_Q_NORM, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 1, 64, 0, 0);
+    kcase_tensor(&c, SNR_K_NORM, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 1, 64, 0, 0);
+    kcase_tensor(&c, SNR_ROPE, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, 5, 64, 0);
+    kcase_tensor(&c, SNR_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, 5, 4 * 64, 0);
+    kcase_tensor(&c, SNR_K, EMBER_ARENA_KV, EMBER_F32, 1, 3, 2, 16, 64);
+    kcase_tensor(&c, SNR_V, EMBER_ARENA_KV, EMBER_F32, 1, 3, 2, 16, 64);
+    kcase_tensor(&c, SNR_KV_SLOT, EMBER_ARENA_IO, EMBER_I32, 0, 1, 5, 0, 0);
+    for (int32_t r = 0; r < 5; r++)
+        *(int32_t *)kcase_row(&c, SNR_KV_SLOT, (uint32_t)r) = 3 * r;
+    const int64_t ints[] = {4, 2, 64, 64, 64, 0, EMBER_QK_NORM_HEAD, 0, 16};
+    memcpy(c.op.i, ints, sizeof(ints));
+    c.op.f[SNR_F_EPS] = 1e-6;
+    c.op.f[SNR_F_V_SCALE] = 1;
+    compare(&c, "DK=64,DV=64");
+    kcase_free(&c);
+}
+
 /* Every kernel's text and options are well formed for every ISA, whether this processor runs it or
  * not. */
 static void test_options(void **ctx)
@@ -186,7 +213,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_options),    cmocka_unit_test(test_linear),
         cmocka_unit_test(test_attention),  cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_moe_linear),
+        cmocka_unit_test(test_moe_linear), cmocka_unit_test(test_split),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
