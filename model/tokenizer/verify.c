@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Comparing with the reference: the cases of an expected.json. */
+#include "model/tokenizer/tokenizer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/fd.h"
+#include "model/tokenizer/unicode.h"
+
+#define EXPECTED_MAX ((size_t)256 << 20)
+
+extern char **environ;
+
+struct verify {
+    const struct tokenizer *t;
+    struct buffer *report;
+    const char *path;
+    size_t index, mismatches;
+    const char *text; /* of the case */
+    size_t len;
+};
+
+static void json_freep(json_t **j)
+{
+    json_decref(*j);
+}
+
+/* --- Reading, through xz(1) when the name ends in .xz --- */
+
+static int read_pipe(int fd, const char *path, struct buffer *out, struct error *err)
+{
+    for (;;) {
+        if (buffer_reserve(out, 65536) < 0 || out->len > EXPECTED_MAX)
+            return error_set(err, EFBIG, "%s: too large", path);
+        ssize_t n = read(fd, out->data + out->len, 65536);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return error_sys(err, errno, "%s: reading from xz", path);
+        if (n == 0)
+            return 0;
+        out->len += (size_t)n;
+    }
+}
+
+static int read_xz(const char *path, struct buffer *out, struct error *err)
+{
+    _cleanup_fd_ int file = open(path, O_RDONLY | O_CLOEXEC);
+    int pipe_fds[2], status = 0;
+    char *argv[] = {"xz", "-dc", NULL};
+    posix_spawn_file_actions_t actions;
+    pid_t pid;
+    if (file < 0)
+        return error_sys(err, errno, "%s", path);
+    if (pipe2(pipe_fds, O_CLOEXEC) < 0)
+        return error_sys(err, errno, "%s: pipe", path);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, file, STDIN_FILENO);
+    posix_spawn_file_actions_adddup2(&actions, pipe_fds[1], STDOUT_FILENO);
+    int failed = posix_spawnp(&pid, "xz", &actions, NULL, argv, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    fd_close(pipe_fds[1]);
+    int r = failed ? error_sys(err, failed, "%s: cannot run xz", path)
+                   : read_pipe(pipe_fds[0], path, out, err);
+    fd_close(pipe_fds[0]);
+    while (!failed && waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        continue;
+    if (r >= 0 && status)
+        return error_set(err, EBADMSG, "%s: xz could not decompress it", path);
+    return r;
+}
+
+static int read_any(const char *path, struct buffer *out, struct error *err)
+{
+    size_t n = strlen(path);
+    if (n > 3 && !strcmp(path + n - 3, ".xz"))
+        return read_xz(path, out, err);
+    int r = fd_read_file(path, EXPECTED_MAX, &out->data, &out->len, err);
+    out->cap = r < 0 ? 0 : out->len + 1;
+    return r;
+}
+
+/* --- Comparing --- */
+
+/* Up to `room` bytes of s around `at`, printable, whole characters. */
+static void excerpt(struct buffer *out, const char *s, size_t len, size_t at)
+{
+    size_t from = at > 20 ? at - 20 : 0, to = MIN(len, at + 20);
+    while (from > 0 && from < len && ((unsigned char)s[from] & 0xC0) == 0x80)
+        from--;
+    while (to < len && ((unsigned char)s[to] & 0xC0) == 0x80)
+        to++;
+    buffer_printf(out, "\"%s", from ? "..." : "");
+    for (size_t i = from; i < to; i++) {
+        unsigned char c = (unsigned char)s[i];
+        if (c < 0x20 || c == 0x7F)
+            buffer_printf(out, "\\x%02x", c);
+        else
+            buffer_append(out, &s[i], 1);
+    }
+    buffer_printf(out, "%s\"", to < len ? "..." : "");
+}
+
+static void head(struct verify *v, const char *what)
+{
+    v->mismatches++;
+    buffer_printf(v->report, "%s: case %zu: %s differs, text ", v->path, v->index, what);
+    excerpt(v->report, v->text, v->len, 0);
+}
+
+static void id_context(struct verify *v, const char *label, const uint32_t *ids, size_t n,
+                       size_t at)
+{
+    buffer_printf(v->report, "\n  %s:", label);
+    for (size_t i = at > 2 ? at - 2 : 0; i < MIN(n, at + 3); i++) {
+        size_t len = 0;
+        const char *s = tokenizer_token_text(v->t, ids[i], &len);
+        buffer_printf(v->report, i == at ? " [%u " : " %u ", ids[i]);
+        excerpt(v->report, s ? s : "", len, 0);
+        if (i == at)
+            buffer_printf(v->report, "]");
+    }
+    if (at >= n)
+        buffer_printf(v->report, " [end]");
+}
+
+static void compare_ids(struct verify *v, const char *what, const uint32_t *ours, size_t n_ours,
+                        const uint32_t *theirs, size_t n_theirs)
+{
+    size_t at = 0;
+    while (at < n_ours && at < n_theirs && ours[at] == theirs[at])
+        at++;
+    if (at == n_ours && at == n_theirs)
+        return;
+    head(v, what);
+    buffer_printf(v->report, ", first at id %zu (%zu ids, expected %zu)", at, n_ours, n_theirs);
+    id_context(v, "expected", theirs, n_theirs, at);
+    id_context(v, "got     ", ours, n_ours, at);
+    buffer_printf(v->report, "\n");
+}
+
+static void compare_text(struct verify *v, const char *what, const struct buffer *ours,
+                         const char *theirs, size_t n)
+{
+    size_t at = 0, chars = 0;
+    while (at < ours->len && at < n && ours->data[at] == theirs[at])
+        at++;
+    if (at == ours->len && at == n)
+        return;
+    for (size_t i = 0; i < at; i++)
+        chars += ((unsigned char)theirs[i] & 0xC0) != 0x80;
+    head(v, what);
+    buffer_printf(v->report, ", first at character %zu\n  expected: ", chars);
+    excerpt(v->report, theirs, n, at);
+    buffer_printf(v->report, "\n  got     : ");
+    excerpt(v->report, ours->data ? ours->data : "", ours->len, at);
+    buffer_printf(v->report, "\n");
+}
+
+static int read_ids(struct verify *v, const json_t *j, uint32_t **ret_ids, size_t *ret_n,
+                    struct error *err)
+{
+    size_t n = json_array_size(j), i;
+    json_t *item;
+    _cleanup_free_ uint32_t *ids = mem_alloc(n + 1, sizeof *ids);
+    if (!ids)
+        return error_set(err, ENOMEM, "%s: no memory for %zu ids", v->path, n);
+    if (!json_is_array(j))
+        return error_set(err, EBADMSG, "%s: case %zu has no list of ids", v->path, v->index);
+    json_array_foreach(j, i, item)
+    {
+        json_int_t id = json_integer_value(item);
+        if (!json_is_integer(item) || id < 0 || id > INT32_MAX)
+            return error_set(err, EBADMSG, "%s: case %zu: id %zu is no id", v->path, v->index, i);
+        ids[i] = (uint32_t)id;
+    }
+    *ret_ids = TAKE(ids);
+    *ret_n = n;
+    return 0;
+}
+
+static int check_encode(struct verify *v, const char *what, bool special, const uint32_t *ids,
+                        size_t n, struct error *err)
+{
+    _cleanup_free_ uint32_t *ours = NULL;
+    size_t n_ours;
+    int r = tokenizer_encode(v->t, v->text, v->len, special, &ours, &n_ours, err);
+    if (r >= 0)
+        compare_ids(v, what, ours, n_ours, ids, n);
+    return r;
+}
+
+/* Decoded texts are those of `ids`, the ones without what the post-processor adds. */
+static int check_decode(struct verify *v, const json_t *j, const char *what, bool skip,
+                        const uint32_t *ids, size_t n, struct error *err)
+{
+    _cleanup_(buffer_free) struct buffer ours = {0};
+    const json_t *text = json_object_get(j, what);
+    if (!text)
+        return 0;
+    int r = tokenizer_decode(v->t, ids, n, skip, &ours, err);
+    if (r >= 0)
+        compare_text(v, what, &ours, json_string_value(text), json_string_length(text));
+    return r;
+}
+
+static int check_case(struct verify *v, const json_t *j, struct error *err)
+{
+    _cleanup_free_ uint32_t *ids = NULL, *with = NULL;
+    size_t n = 0, n_with = 0;
+    const json_t *text = json_object_get(j, "text"), *special;
+    v->text = json_string_value(text);
+    v->len = json_string_length(text);
+    if (!v->text)
+        return error_set(err, EBADMSG, "%s: case %zu has no text", v->path, v->index);
+    int r = read_ids(v, json_object_get(j, "ids"), &ids, &n, err);
+    if (r >= 0)
+        r = check_encode(v, "ids", false, ids, n, err);
+    special = json_object_get(j, "ids_with_special");
+    if (r >= 0 && special) {
+        r = read_ids(v, special, &with, &n_with, err);
+    } else if (r >= 0) {
+        with = mem_alloc(n + 1, sizeof *with);
+        if (!with)
+            return error_set(err, ENOMEM, "%s: no memory", v->path);
+        memcpy(with, ids, n * sizeof *ids);
+        n_with = n;
+    }
+    if (r >= 0)
+        r = check_encode(v, "ids_with_special", true, with, n_with, err);
+    if (r >= 0)
+        r = check_decode(v, j, "decoded", false, ids, n, err);
+    return r < 0 ? r : check_decode(v, j, "decoded_skip_special", true, ids, n, err);
+}
+
+int tokenizer_verify(const struct tokenizer *t, const char *path, struct buffer *report,
+                     size_t *ret_cases, size_t *ret_mismatches, struct error *err)
+{
+    _cleanup_(buffer_free) struct buffer data = {0};
+    _cleanup_(json_freep) json_t *root = NULL;
+    struct verify v = {.t = t, .report = report, .path = path};
+    json_error_t e;
+    json_t *item;
+    int r = read_any(path, &data, err);
+    if (r < 0)
+        return r;
+    root = json_loadb(data.data ? data.data : "", data.len, JSON_ALLOW_NUL, &e);
+    if (!root)
+        return error_set(err, EBADMSG, "%s: line %d: %s", path, e.line, e.text);
+    const json_t *cases = json_is_array(root) ? root : json_object_get(root, "cases");
+    if (!json_is_array(cases))
+        return error_set(err, EBADMSG, "%s: there is no list of cases", path);
+    json_array_foreach(cases, v.index, item)
+    {
+        r = check_case(&v, item, err);
+        if (r < 0)
+            return error_prefix(err, "%s: case %zu", path, v.index);
+    }
+    *ret_cases = json_array_size(cases);
+    *ret_mismatches = v.mismatches;
+    return 0;
+}
