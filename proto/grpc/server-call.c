@@ -233,10 +233,11 @@ void server_run_cancels(struct grpc_server *server)
         struct grpc_call *call = TAILQ_FIRST(&server->cancels);
         TAILQ_REMOVE(&server->cancels, call, cancel_link);
         call->cancel_queued = false;
-        if (!call->on_cancel)
+        if (!call->on_cancel && call->kind != GRPC_BIDI)
             continue; /* stays until grpc_call_finish */
         call->refs++;
-        call->on_cancel(call, call->on_cancel_user);
+        if (call->on_cancel)
+            call->on_cancel(call, call->on_cancel_user);
         drop_app_ref(call);
         call_unref(call);
     }
