@@ -177,13 +177,15 @@ static void man_paragraphs(const char *text, struct buffer *out)
 static void man_example(const char *arguments, const char *meaning,
                         const struct verb_program *program, struct buffer *out)
 {
-    buffer_printf(out, ".TP\n\\fB");
+    buffer_printf(out, *meaning ? ".TP\n\\fB" : ".PP\n\\fB");
     text_man(out, program->name);
     buffer_printf(out, " ");
     text_man(out, arguments);
     buffer_printf(out, "\\fR\n");
-    text_man(out, *meaning ? meaning : "(as described above)");
-    buffer_printf(out, "\n");
+    if (*meaning) {
+        text_man(out, meaning);
+        buffer_printf(out, "\n");
+    }
 }
 
 static void man_verb(const struct verb_program *program, const struct verb *v, struct buffer *out)
