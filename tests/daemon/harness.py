@@ -242,6 +242,8 @@ class Daemon:
             self.process.wait()
             raise AssertionError(f"emberd did not end within {seconds} s:\n{self.text()}")
         self.log.close()
+        if "Sanitizer" in self.text():
+            raise AssertionError(self.text())
         if self.own_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         return code

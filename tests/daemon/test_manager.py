@@ -256,7 +256,7 @@ class Spawning(Base):
         d = self.daemon("--standby=1", "--spawn-timeout=200ms")
         d.behave("instance", "once", "die")
         self.assertEqual(d.client.SpawnInstance().instance.model, "ember-tiny")
-        self.assertEqual(d.client.GetStatus().instances_lost, 1)
+        d.wait_until(lambda: d.client.GetStatus().instances_lost == 1, "the death is seen")
         d.settled()
         d.client.UnloadModel(name="ember-tiny", force=True)
         for lines, code, text in ((["die"], CODE.UNAVAILABLE, "signal 9"),
