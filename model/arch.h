@@ -34,7 +34,7 @@ enum arch_sparse {
     SPARSE_NONE,
     SPARSE_ALL,
     SPARSE_STEP,  /* decoder_sparse_step, mlp_only_layers */
-    SPARSE_FIRST, /* mlp_layer_types, else all from first_k_dense_replace on */
+    SPARSE_FIRST, /* mlp_layer_types or moe_layer_freq, else all from first_k_dense_replace on */
     SPARSE_RANGE, /* moe_layer_start_index, moe_layer_end_index, moe_layer_interval */
 };
 
@@ -93,7 +93,7 @@ struct arch {
     X(ernie4_5_moe)                                                                                \
     X(exaone4)                                                                                     \
     X(gemma2)                                                                                      \
-    X(gemma3)                                                                                      \
+    X(gemma3_text)                                                                                 \
     X(glm)                                                                                         \
     X(glm4)                                                                                        \
     X(glm4_moe)                                                                                    \

@@ -173,13 +173,26 @@ static bool window_by_rule(const struct arch *arch, struct config *config, uint3
     return false;
 }
 
-/* layer_types[i], or NULL when there is no such list. */
+/* List `key` has an integer for layer i: *ret. */
+static bool layer_number(struct config *config, const char *key, uint32_t i, json_int_t *ret)
+{
+    json_t *value = json_array_get(config_get(config, NULL, key), i);
+    if (json_is_integer(value))
+        *ret = json_integer_value(value);
+    return json_is_integer(value);
+}
+
+/* layer_types[i], or what MiMo V2's first spelling comes to; NULL when there is no such list. */
 static const char *layer_type(struct config *config, uint32_t i, uint32_t n_layers)
 {
     json_t *types = config_get(config, NULL, "layer_types");
     const char *type;
-    if (!json_is_array(types))
-        return NULL;
+    json_int_t hybrid;
+    if (!json_is_array(types)) {
+        if (!layer_number(config, "hybrid_layer_pattern", i, &hybrid))
+            return NULL;
+        return hybrid ? "sliding_attention" : "full_attention";
+    }
     type = json_string_value(json_array_get(types, i));
     if (json_array_size(types) < n_layers || !type)
         config_fail(config, EINVAL, "layer_types has no word for layer %u", i);
@@ -272,6 +285,7 @@ static bool list_has(json_t *list, uint32_t i)
 
 static bool is_sparse(const struct arch *arch, struct config *config, uint32_t i, uint32_t n)
 {
+    json_int_t freq;
     json_t *list;
     switch (arch->moe.sparse) {
     case SPARSE_NONE:
@@ -287,6 +301,8 @@ static bool is_sparse(const struct arch *arch, struct config *config, uint32_t i
             const char *type = json_string_value(json_array_get(list, i));
             return type && !strcmp(type, "sparse");
         }
+        if (layer_number(config, "moe_layer_freq", i, &freq))
+            return freq != 0;
         return i >= config_int(config, NULL, "first_k_dense_replace", 0, 0, INT32_MAX);
     case SPARSE_RANGE: {
         int64_t end = config_int(config, NULL, "moe_layer_end_index", n - 1, -1, INT32_MAX);

@@ -66,6 +66,9 @@ static int place(const struct model *model, uint32_t i, uint8_t dtype, uint64_t 
     if (!dtype_is_float(dtype))
         return error_set(err, EINVAL, "%s: dtype %u is no float type",
                          model_text(model, slot->name), dtype);
+    if (model->parts[slot->first_part].constant && dtype != EMBER_F32)
+        return error_set(err, EINVAL, "%s: a constant of dtype %s, not f32",
+                         model_text(model, slot->name), dtype_name(dtype));
     memcpy(w.dim, slot->dim, sizeof w.dim);
     if (!size_mul(slot->elements, dtype_size(dtype), &w.bytes) || !size_add(start, w.bytes, at) ||
         *at > INT64_MAX)

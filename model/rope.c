@@ -24,12 +24,14 @@ struct rope_source {
     double max_position, original; /* the model's, and that before it was stretched */
 };
 
-/* Gemma 3's older spelling: windowed layers have a base of their own and no scaling. */
+/* The older spelling of Gemma 3 and MiMo V2: windowed layers have a base of their own and no
+ * scaling. */
+#define LOCAL_BASE "rope_local_base_freq|swa_rope_theta"
+
 static bool has_local_base(struct config *config, const char *layer_type)
 {
     return layer_type && !strcmp(layer_type, "sliding_attention") &&
-           !config_has(config, NULL, "rope_parameters") &&
-           config_has(config, NULL, "rope_local_base_freq");
+           !config_has(config, NULL, "rope_parameters") && config_has(config, NULL, LOCAL_BASE);
 }
 
 static json_t *find_params(struct config *config, const char *layer_type)

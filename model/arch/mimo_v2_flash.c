@@ -28,6 +28,7 @@ static void refine(struct desc *desc, struct config *config)
 const struct arch arch_mimo_v2_flash = {
     .model_type = "mimo_v2_flash",
     .names = {.sinks = "self_attn.attention_sink_bias"},
+    .eps = "rms_norm_eps|layernorm_epsilon",
     .eps_fallback = 1e-5,
     .qkv_bias = {"attention_bias", false},
     .window = WINDOW_TYPES,

@@ -17,7 +17,7 @@ static void refine(struct desc *desc, struct config *config)
     desc->logit_softcap = config_number(config, NULL, "final_logit_softcapping", 0, 0, 1e6);
 }
 
-const struct arch arch_gemma3 = {
+const struct arch arch_gemma3_text = {
     .model_type = "gemma3_text",
     .names = {.norm = {"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm",
                        "post_feedforward_layernorm"}},
