@@ -45,12 +45,14 @@ static char *find_emberd(void)
 
 int lab_new(struct lab *lab, struct error *err)
 {
-    char dir[] = "/tmp/ember-lab-XXXXXX";
+    const char *tmp = getenv("TMPDIR");
+    bool short_enough = tmp && *tmp == '/' && strlen(tmp) < 60; /* it will hold sockets */
+    _cleanup_free_ char *dir = x_printf("%s/ember-lab-XXXXXX", short_enough ? tmp : "/tmp");
     struct sockaddr_un address = {.sun_family = AF_UNIX};
 
     *lab = (struct lab){.notify = -1};
     if (!mkdtemp(dir))
-        return error_sys(err, errno, "a folder in /tmp");
+        return error_sys(err, errno, "%s", dir);
     lab->dir = x_strdup(dir);
     lab->socket = x_printf("%s/emberd.sock", dir);
     lab->notify = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -191,7 +193,7 @@ static void exec_emberd(const struct lab *lab, const char *program,
     args[n++] = x_printf("--default-model=%s", options->model);
     args[n++] = x_printf("--standby=%u", options->standby);
     args[n++] = x_printf("--standby-max=%u", options->standby > 8 ? options->standby : 8);
-    args[n++] = "--log-level=error";
+    args[n++] = getenv("EMBER_LAB_LOG") ? "--log-level=debug" : "--log-level=error";
     if (options->compile_never)
         args[n++] = "--compile=never";
     args[n] = NULL;
