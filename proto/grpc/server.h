@@ -15,6 +15,8 @@
  * loop, never from inside another function of this header. A call without a cancel callback stays
  * valid, and deaf, until grpc_call_finish(); so a handler that finishes before it returns needs
  * none.
+ * A GRPC_BIDI call without one ends by itself: its handler, which is only called while there is a
+ * client, would never learn that it should finish. Who keeps such a call elsewhere sets a callback.
  *
  * What a client can make us hold is bounded by the options below.
  */

@@ -282,6 +282,27 @@ static void test_bodies(void **state)
     }
 }
 
+/* A client that leaves in the middle of a dialogue leaves nothing behind. */
+static void test_leaves_dialogue(void **state)
+{
+    struct world w;
+
+    setup(&w);
+    begin(&w);
+    put_headers(&w, 1, "POST", "Chat", "application/grpc", 0);
+    put_frame(&w, DATA, 0, 1, "\0\0\0\0\4\x0a\2hi", 9);
+    spin(&w);
+    assert_true(sent(&w, "hi"));
+    assert_int_equal(grpc_server_stats(w.server).open_calls, 1);
+    fd_close(w.fd);
+    w.fd = -1;
+    for (int i = 0; i < 3; i++)
+        event_base_loop(w.base, EVLOOP_NONBLOCK);
+    assert_int_equal(grpc_server_stats(w.server).open_calls, 0);
+    assert_int_equal(grpc_server_stats(w.server).cancelled, 1);
+    teardown(&w); /* what it had left would be the leak checker's */
+}
+
 static void test_http_errors(void **state)
 {
     struct world w;
@@ -474,6 +495,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_single_bytes),
         cmocka_unit_test(test_bodies),
+        cmocka_unit_test(test_leaves_dialogue),
         cmocka_unit_test(test_http_errors),
         cmocka_unit_test(test_garbage),
         cmocka_unit_test(test_stalls),
