@@ -181,26 +181,27 @@ static void test_shared(void **state)
 {
     const uint64_t bytes = 8 * MIB;
     struct resident *r = NULL;
-    int ready[2], go[2];
+    int ready[2], go[2], done[2];
     char byte;
     pid_t pids[4];
 
     assert_int_equal(resident_create("test", bytes, &r, NULL), 0);
     fill(resident_data(r), bytes, 1);
     assert_int_equal(resident_seal(r, NULL), 0);
-    assert_int_equal(pipe(ready) | pipe(go), 0);
+    assert_int_equal(pipe(ready) | pipe(go) | pipe(done), 0);
     for (int i = 0; i < 4; i++) {
         pids[i] = fork();
         if (pids[i])
             continue;
         const void *addr;
         close(go[1]);
+        close(done[1]);
         if (resident_map_readonly(resident_fd(r), bytes, true, &addr, NULL))
             _exit(100);
         if (write(ready[1], "x", 1) != 1 || read(go[0], &byte, 1) != 1)
             _exit(101);
         uint64_t pss = shm_pss_kib((void *)addr);
-        if (write(ready[1], "y", 1) != 1 || read(go[0], &byte, 1) != 0) /* all measure first */
+        if (write(ready[1], "y", 1) != 1 || read(done[0], &byte, 1) != 0) /* all measure first */
             _exit(102);
         _exit((int)(pss / KIB)); /* MiB */
     }
@@ -209,12 +210,17 @@ static void test_shared(void **state)
     assert_int_equal(write(go[1], "gogo", 4), 4);
     for (int i = 0; i < 4; i++)
         assert_int_equal(read(ready[0], &byte, 1), 1);
-    close(go[1]);
+    close(done[1]);
     for (int i = 0; i < 4; i++) {
         int mib = child_wait(pids[i]);
         if (resident_page(r) == 4096) /* huge page mappings report no PSS */
             assert_in_range(mib, 1, 2);
     }
+    close(ready[0]);
+    close(ready[1]);
+    close(go[0]);
+    close(go[1]);
+    close(done[0]);
     resident_free(r);
 }
 
