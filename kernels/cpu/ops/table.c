@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cpu/kernel.h"
 
+#include <cpuid.h>
 #include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -54,6 +55,13 @@ const char *cpu_isa_name(enum cpu_isa isa)
     return (unsigned)isa < CPU_ISA_COUNT ? names[isa] : "?";
 }
 
+/* The compilers do not agree on a name for this one. */
+static bool cpu_has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
+}
+
 bool cpu_isa_supported(enum cpu_isa isa)
 {
     __builtin_cpu_init();
@@ -62,7 +70,7 @@ bool cpu_isa_supported(enum cpu_isa isa)
         return true;
     case CPU_ISA_AVX2:
         return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-               __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2");
+               __builtin_cpu_supports("bmi2") && cpu_has_f16c();
     case CPU_ISA_AVX512:
         return cpu_isa_supported(CPU_ISA_AVX2) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512bw") &&
