@@ -78,18 +78,20 @@ static int next_refill(const struct pool *pool, uint64_t *wake_ns)
 int pool_next_start(const struct pool *pool, enum pool_purpose *ret_purpose, uint64_t *ret_wake_ns)
 {
     uint64_t starting = 0, spare = 0, wake = UINT64_MAX;
+    bool awaited = pool->short_of_memory;
     int next;
 
     for (size_t i = 0; i < pool->n; i++) {
         starting += pool->models[i].starting;
         spare += pool_spare(&pool->models[i]);
+        awaited |= pool->models[i].place == POOL_PARKED && pool->models[i].waiting;
     }
     *ret_wake_ns = UINT64_MAX;
     if (starting >= pool->max_burst)
         return -1;
     *ret_purpose = POOL_DEMAND;
     next = next_demand(pool);
-    if (next >= 0 || spare >= pool->standby_max || pool->short_of_memory)
+    if (next >= 0 || spare >= pool->standby_max || awaited)
         return next;
     *ret_purpose = POOL_REFILL;
     next = next_refill(pool, &wake);

@@ -75,7 +75,8 @@ enum pool_purpose {
 
 /*
  * The model of which one instance is to be started now, or -1. Those who wait come first, the
- * longest waiting before others; then refills, the model used last before others. After a failure
+ * longest waiting before others; when nobody waits for a start any more (a refill would only take
+ * processor time from theirs) refills, the model used last before others. After a failure
  * starts go one at a time until one succeeds, and refills pause; after early deaths refills pause.
  * *ret_wake_ns: when a pause ends that stands in the way of a refill, UINT64_MAX when none does.
  * Call again after each start.
