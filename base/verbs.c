@@ -118,7 +118,7 @@ static int unknown_option(const struct walk *w, const char *name, size_t len)
     const char *near = value_nearest(word, next_option, w);
     const struct verb *verb = w->call->verb;
 
-    return error_set(w->err, EINVAL, "unknown option --%s%s%s%s: \"%s %s%s--help\" lists them",
+    return error_set(w->err, EINVAL, "unknown option --%s%s%s%s (\"%s %s%s--help\" lists them)",
                      word, near ? ", did you mean --" : "", near ? near : "", near ? "?" : "",
                      w->program->name, verb ? verb->name : "", verb ? " " : "");
 }
@@ -210,7 +210,7 @@ static int short_options(struct walk *w, const char *letters)
             continue;
         }
         if (!option)
-            return error_set(w->err, EINVAL, "unknown option -%c: \"%s --help\" lists them",
+            return error_set(w->err, EINVAL, "unknown option -%c (\"%s --help\" lists them)",
                              *letters, w->program->name);
         if (option->type != VALUE_BOOL)
             return letters[1] ? set_value(w, option, letters + 1) : take_value(w, option, NULL);
@@ -233,7 +233,7 @@ static int verb_word(struct walk *w, char *word)
         return 0;
     }
     const char *near = value_nearest(full, next_verb, w);
-    return error_set(w->err, EINVAL, "unknown verb \"%s\"%s%s%s: \"%s --help\" lists them", full,
+    return error_set(w->err, EINVAL, "unknown verb \"%s\"%s%s%s (\"%s --help\" lists them)", full,
                      near ? ", did you mean \"" : "", near ? near : "", near ? "\"?" : "",
                      w->program->name);
 }

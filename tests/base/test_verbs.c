@@ -132,10 +132,10 @@ static void test_groups(void **state)
 static void test_errors(void **state)
 {
     ASSERT_REFUSED("unknown verb \"lod\", did you mean \"load\"?", "lod");
-    ASSERT_REFUSED("unknown verb \"zebra\": \"toy --help\" lists them", "zebra");
+    ASSERT_REFUSED("unknown verb \"zebra\" (\"toy --help\" lists them)", "zebra");
     ASSERT_REFUSED("did you mean \"cache ls\"?", "cache", "sl");
     ASSERT_REFUSED("cache what?", "cache");
-    ASSERT_REFUSED("unknown option --timeot, did you mean --timeout?: \"toy load --help\"", "load",
+    ASSERT_REFUSED("unknown option --timeot, did you mean --timeout? (\"toy load --help\"", "load",
                    "d", "--timeot=3s");
     ASSERT_REFUSED("did you mean --json", "--jsn", "load", "d");
     ASSERT_REFUSED("--timeout: 2h is too large: at most 1h", "load", "d", "--timeout=2h");
