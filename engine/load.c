@@ -26,6 +26,7 @@
 #define THREADS_MAX 8
 
 struct chunk {
+    const struct weight *weight;
     const struct weight_source *source;
     uint64_t to;    /* in the weights arena */
     uint64_t first; /* in the source */
@@ -69,7 +70,7 @@ static int cut(const struct weights_layout *layout, struct load *load, struct er
             const struct weight_source *source = &layout->sources[weight->first_source + s];
             for (uint64_t at = 0; at < source->bytes; at += CHUNK_BYTES)
                 load->chunks[load->n_chunks++] = (struct chunk){
-                    source, weight->offset + source->offset + at, at,
+                    weight, source, weight->offset + source->offset + at, at,
                     (uint32_t)MIN(source->bytes - at, CHUNK_BYTES)};
         }
     }
@@ -105,22 +106,15 @@ static int put(struct load *load, const char *data, const struct chunk *chunk, s
 static int load_chunk(struct load *load, size_t index, char *buffer, struct error *err)
 {
     const struct chunk *chunk = &load->chunks[index];
-    const char *data = buffer;
+    int r;
 
     fault_hit(FAULT_LOAD_MID);
-    if (chunk->source->tensor) {
-        const struct checkpoint_tensor *tensor =
-            checkpoint_find(load->checkpoint, chunk->source->tensor);
-        if (!tensor)
-            return error_set(err, EBADMSG, "tensor %s is gone", chunk->source->tensor);
-        int r = checkpoint_read(load->checkpoint, tensor, chunk->first, buffer, chunk->bytes, err);
-        if (r < 0)
-            return r;
-    } else {
-        data = (const char *)chunk->source->constant + chunk->first;
-    }
-    load->digests[index] = digest_of(data, chunk->bytes);
-    return put(load, data, chunk, err);
+    r = weight_source_read(load->checkpoint, chunk->weight, chunk->source, chunk->first, buffer,
+                           chunk->bytes, err);
+    if (r < 0)
+        return r;
+    load->digests[index] = digest_of(buffer, chunk->bytes);
+    return put(load, buffer, chunk, err);
 }
 
 static void *worker(void *arg)

@@ -97,6 +97,7 @@ struct arch {
     X(glm)                                                                                         \
     X(glm4)                                                                                        \
     X(glm4_moe)                                                                                    \
+    X(gpt_oss)                                                                                     \
     X(granite)                                                                                     \
     X(hunyuan_v1_dense)                                                                            \
     X(mimo_v2_flash)                                                                               \

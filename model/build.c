@@ -265,7 +265,10 @@ static void glu(struct builder *b, const struct desc_mlp *m, struct ember_tensor
     o->t[GLU_X] = x;
     o->t[GLU_OUT] = out;
     o->i[GLU_I_ACT] = m->act;
+    o->i[GLU_I_LAYOUT] = m->glu_interleaved;
     o->i[GLU_I_REPEAT] = repeat;
+    o->f[GLU_F_LIMIT] = m->glu_limit;
+    o->f[GLU_F_ALPHA] = m->glu_alpha;
 }
 
 static void build_dense(struct builder *b, const struct desc_mlp *m, struct ember_tensor in)
@@ -306,6 +309,7 @@ static void expert_linear(struct builder *b, const struct desc_mlp *m, struct em
     struct ember_op *o = op(b, EMBER_OP_MOE_LINEAR, EMBER_ROWS_TOKENS);
     o->t[MOE_X] = x;
     o->t[MOE_W] = weight(b, id);
+    o->t[MOE_B] = weight(b, id + 1);
     o->t[MOE_IDS] = b->route_ids;
     o->t[MOE_OUT] = out;
     o->i[MOE_I_TOPK] = m->topk;

@@ -38,6 +38,9 @@ struct desc_names {
     const char *router;
     const char *route_bias; /* a whole tensor name: the score correction */
     const char *expert_gate, *expert_up, *expert_down;
+    /* Whole tensors, stored stacked and transposed: [E, D, 2 I] and [E, I, D]; biases are
+     * NAME_bias. */
+    const char *experts_gate_up, *experts_down;
     const char *shared_gate, *shared_up, *shared_down, *shared_sigmoid;
 };
 
@@ -64,10 +67,12 @@ struct desc_mlp {
     uint8_t kind, act; /* enum ember_act */
     bool bias;
     uint32_t inner; /* of the MLP, or of each expert */
+    bool glu_interleaved;
+    double glu_limit, glu_alpha;
     /* MoE */
     uint32_t experts, topk, groups, top_groups;
     uint8_t route; /* enum ember_route */
-    bool normalize, route_bias, router_bias;
+    bool normalize, route_bias, router_bias, expert_bias;
     double route_scale;
     uint32_t shared_inner; /* 0: no shared expert */
     bool shared_gated;     /* the shared expert's output times sigmoid(shared_sigmoid(x)) */

@@ -135,6 +135,10 @@ static void fill_sources(struct layout *own, const struct model *model)
         for (uint32_t p = slot->first_part; p < slot->first_part + slot->n_parts; p++) {
             own->sources[p].offset = model->parts[p].first * size;
             own->sources[p].bytes = model->parts[p].elements * size;
+            if (model->parts[p].transposed) {
+                own->sources[p].rows = model->parts[p].dim[1];
+                own->sources[p].columns = model->parts[p].dim[2];
+            }
         }
     }
 }
@@ -185,6 +189,88 @@ int layout_check(const struct model *model, const struct weights_layout *layout,
                              model_text(model, s->name));
     }
     return 0;
+}
+
+/* ---- bytes ---- */
+
+static inline void copy_element(void *to, const void *from, uint32_t size)
+{
+    if (size == 2)
+        memcpy(to, from, 2);
+    else
+        memcpy(to, from, 4);
+}
+
+/*
+ * Kept rows [row, row + n) of one matrix are columns of the stored one: a strip of each stored row
+ * is read and scattered.
+ */
+static int read_strip(const struct checkpoint *checkpoint, const struct checkpoint_tensor *t,
+                      const struct weight_source *source, uint32_t size, uint64_t matrix,
+                      uint32_t row, uint32_t n, uint8_t *to, struct error *err)
+{
+    _cleanup_free_ uint8_t *strip = mem_alloc(n, size);
+    if (!strip)
+        return error_set(err, ENOMEM, "no memory for %u elements", n);
+    for (uint32_t k = 0; k < source->rows; k++) {
+        uint64_t at = ((matrix * source->rows + k) * source->columns + row) * size;
+        int r = checkpoint_read(checkpoint, t, at, strip, (size_t)n * size, err);
+        if (r < 0)
+            return r;
+        for (uint32_t i = 0; i < n; i++)
+            copy_element(to + ((uint64_t)i * source->rows + k) * size, strip + i * size, size);
+    }
+    return 0;
+}
+
+/* A run of kept bytes: whole rows of one matrix at a time, its ends through a row's buffer. */
+static int read_transposed(const struct checkpoint *checkpoint, const struct checkpoint_tensor *t,
+                           const struct weight_source *source, uint32_t size, uint64_t first,
+                           uint8_t *to, size_t n, struct error *err)
+{
+    uint64_t row_bytes = (uint64_t)source->rows * size;
+    _cleanup_free_ uint8_t *one = mem_alloc(row_bytes, 1);
+    if (!one)
+        return error_set(err, ENOMEM, "no memory for a row of %u elements", source->rows);
+    while (n) {
+        uint64_t row = first / row_bytes, skip = first % row_bytes;
+        uint64_t left = source->columns - row % source->columns, whole = n / row_bytes;
+        bool part = skip || whole == 0;
+        uint32_t rows = part ? 1 : (uint32_t)MIN(left, whole);
+        size_t used = part ? (size_t)MIN(row_bytes - skip, n) : (size_t)(rows * row_bytes);
+        int r = read_strip(checkpoint, t, source, size, row / source->columns,
+                           (uint32_t)(row % source->columns), rows, part ? one : to, err);
+        if (r < 0)
+            return r;
+        if (part)
+            memcpy(to, one + skip, used);
+        to += used;
+        first += used;
+        n -= used;
+    }
+    return 0;
+}
+
+int weight_source_read(const struct checkpoint *checkpoint, const struct weight *weight,
+                       const struct weight_source *source, uint64_t first, void *to, size_t n,
+                       struct error *err)
+{
+    const struct checkpoint_tensor *t;
+    uint64_t end;
+    if (!size_add(first, n, &end) || end > source->bytes)
+        return error_set(err, ERANGE, "%s: bytes %llu + %zu of a source of %llu", weight->name,
+                         (unsigned long long)first, n, (unsigned long long)source->bytes);
+    if (source->constant) {
+        memcpy(to, (const uint8_t *)source->constant + first, n);
+        return 0;
+    }
+    t = checkpoint_find(checkpoint, source->tensor);
+    if (!t || t->bytes != source->bytes || t->dtype != weight->dtype)
+        return error_set(err, EBADMSG, "%s: tensor %s is gone or has changed",
+                         checkpoint_dir(checkpoint), source->tensor);
+    if (source->columns)
+        return read_transposed(checkpoint, t, source, dtype_size(weight->dtype), first, to, n, err);
+    return checkpoint_read(checkpoint, t, first, to, n, err);
 }
 
 /* ---- from a checkpoint ---- */

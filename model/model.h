@@ -58,6 +58,9 @@ struct weight_source {
     const char *tensor; /* checkpoint name; NULL: a constant, `constant` holds the bytes */
     const void *constant;
     uint64_t offset, bytes; /* where in the resident tensor */
+    /* Not 0: the checkpoint stores matrices [rows, columns] that are kept transposed, as [columns,
+     * rows]. */
+    uint32_t rows, columns;
 };
 
 /* A resident tensor: fused QKV and gate+up are one tensor with several sources, experts are
@@ -84,6 +87,15 @@ int model_layout(const struct model *model, const struct checkpoint *checkpoint,
                  struct weights_layout **ret, struct error *err);
 void weights_layout_free(struct weights_layout *layout);
 DEFINE_CLEANUP(struct weights_layout *, weights_layout_free)
+
+/*
+ * Reads bytes [first, first + n) of a source as they are kept: from the checkpoint, transposed
+ * where they are, or from the constant. The loader's one way to the bytes. first and n are
+ * multiples of an element's size.
+ */
+int weight_source_read(const struct checkpoint *checkpoint, const struct weight *weight,
+                       const struct weight_source *source, uint64_t first, void *to, size_t n,
+                       struct error *err);
 
 /* ---- plans ---- */
 

@@ -32,7 +32,9 @@
     X(W_ROUTER_B, "router_bias")                                                                   \
     X(W_ROUTE_BIAS, "route_bias")                                                                  \
     X(W_EXPERTS_GATE_UP, "experts_gate_up") /* [E, 2 I, D] */                                      \
-    X(W_EXPERTS_DOWN, "experts_down")       /* [E, D, I] */                                        \
+    X(W_EXPERTS_GATE_UP_B, "experts_gate_up_bias")                                                 \
+    X(W_EXPERTS_DOWN, "experts_down") /* [E, D, I] */                                              \
+    X(W_EXPERTS_DOWN_B, "experts_down_bias")                                                       \
     X(W_SHARED_GATE_UP, "shared_gate_up")                                                          \
     X(W_SHARED_DOWN, "shared_down")                                                                \
     X(W_SHARED_SIGMOID, "shared_sigmoid")                                                          \
@@ -54,6 +56,7 @@ struct part {
     uint8_t rank;
     uint32_t dim[3]; /* as the checkpoint must have it */
     uint64_t first, elements;
+    bool transposed;      /* of rank 3: each matrix is kept transposed */
     const void *constant; /* float32 */
 };
 

@@ -210,10 +210,31 @@ static void add_dense_mlp(struct maker *m, const struct desc_mlp *mlp)
         add_vector(m, W_DOWN_B, d->names.down, ".bias", d->info.hidden_size);
 }
 
+/* All experts' matrices in one tensor [E, K, N], kept as [E, N, K]; the bias's id stands behind. */
+static void add_stacked(struct maker *m, enum layer_weight id, const char *tensor,
+                        const struct desc_mlp *mlp, uint32_t n, uint32_t k)
+{
+    open_weight(m, id, 3, mlp->experts, n, k);
+    if (!m->failed)
+        add_part(m, add_text(m, m->model->desc.names.layer, tensor, 0, ""), NULL, 3, mlp->experts,
+                 k, n);
+    if (!m->failed)
+        m->model->parts[m->model->n_parts - 1].transposed = true;
+    if (!mlp->expert_bias)
+        return;
+    open_weight(m, id + 1, 2, mlp->experts, n, 0);
+    layer_part(m, tensor, "_bias", 0, 2, mlp->experts, n);
+}
+
 static void add_experts(struct maker *m, const struct desc_mlp *mlp)
 {
     const struct desc *d = &m->model->desc;
     uint32_t k = d->info.hidden_size;
+    if (d->names.experts_gate_up) {
+        add_stacked(m, W_EXPERTS_GATE_UP, d->names.experts_gate_up, mlp, 2 * mlp->inner, k);
+        add_stacked(m, W_EXPERTS_DOWN, d->names.experts_down, mlp, k, mlp->inner);
+        return;
+    }
     open_weight(m, W_EXPERTS_GATE_UP, 3, mlp->experts, 2 * mlp->inner, k);
     for (uint32_t e = 0; e < mlp->experts && !m->failed; e++) {
         layer_part(m, d->names.expert_gate, ".weight", e, 2, mlp->inner, k);

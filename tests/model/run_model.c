@@ -11,19 +11,13 @@ static int fill_weight(struct run_model *run, const struct weight *w, struct err
     uint8_t *to = run->weights + w->offset;
     for (uint32_t s = w->first_source; s < w->first_source + w->n_sources; s++) {
         const struct weight_source *source = &run->layout->sources[s];
-        const struct checkpoint_tensor *t;
-        int r;
-        if (source->constant) {
-            memcpy(to + source->offset, source->constant, source->bytes);
-            continue;
+        uint64_t chunk = 1000; /* in pieces that end inside rows */
+        for (uint64_t at = 0; at < source->bytes; at += chunk) {
+            int r = weight_source_read(run->checkpoint, w, source, at, to + source->offset + at,
+                                       MIN(chunk, source->bytes - at), err);
+            if (r < 0)
+                return r;
         }
-        t = checkpoint_find(run->checkpoint, source->tensor);
-        if (!t || t->bytes != source->bytes)
-            return error_set(err, EINVAL, "source %s is not as the checkpoint has it",
-                             source->tensor);
-        r = checkpoint_read(run->checkpoint, t, 0, to + source->offset, source->bytes, err);
-        if (r < 0)
-            return r;
     }
     return 0;
 }

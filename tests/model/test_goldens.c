@@ -45,7 +45,8 @@
     X("qwen2-moe")                                                                                 \
     X("minimax-m2")                                                                                \
     X("glm4-moe")                                                                                  \
-    X("mimo-v2")
+    X("mimo-v2")                                                                                   \
+    X("gpt-oss")
 
 struct golden {
     char *dir;
