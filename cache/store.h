@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Internal to cache/: records in LMDB. store.c is the only file that touches LMDB; its header tells
- * the databases and how they are read and written.
+ * Internal to cache/: records in LMDB. Only store.c and store_data.c touch LMDB; store.c's header
+ * tells the databases and how they are read and written.
  */
 #ifndef EMBER_CACHE_STORE_H
 #define EMBER_CACHE_STORE_H
