@@ -145,11 +145,13 @@ static void register_configured(struct mgr *mgr)
     if (mgr->options.default_model && *mgr->options.default_model &&
         register_path(mgr, mgr->options.default_model, &mgr->default_model, &err) < 0)
         log_warn("default model left out", "error=\"%s\"", err.text);
+    if (mgr->default_model)
+        mgr->default_model->configured = true;
     for (char **path = mgr->options.preload; path && *path; path++) {
         if (register_path(mgr, *path, &m, &err) < 0)
             log_warn("model not preloaded", "error=\"%s\"", err.text);
-        else if (m->state == MODEL_COLD)
-            m->wanted = true;
+        else
+            m->configured = true, m->wanted = m->state == MODEL_COLD;
     }
 }
 

@@ -51,8 +51,9 @@
 
 /*
  * X(state, what the API calls it, states it may be entered from)
- * Invariants (mgr_model_check): descriptors are held exactly in PARKED; a loader runs exactly in
- * LOADING; instances exist only in PARKED and LEAVING; nothing is charged in COLD and FAILED.
+ * Invariants (checked at each transition): descriptors are held exactly in PARKED; a loader runs in
+ * LOADING (and for a moment behind it); instances exist only in PARKED and LEAVING; nothing is
+ * charged in COLD and FAILED.
  */
 #define MGR_MODEL_STATES(X)                                                                        \
     X(MODEL_COLD, COLD, BIT(MODEL_LOADING) | BIT(MODEL_LEAVING))                                   \
@@ -62,8 +63,8 @@
     X(MODEL_FAILED, FAILED, BIT(MODEL_LOADING))
 
 /*
- * Invariants (mgr_instance_check): a lease exists exactly in HOT; READY has been received in WARM
- * and HOT; the child exists until GONE.
+ * Invariants (checked at each transition): a lease exists exactly in HOT; READY has been received
+ * in WARM and HOT; the child exists until GONE.
  */
 #define MGR_INSTANCE_STATES(X)                                                                     \
     X(INSTANCE_STARTING, LOADING, 0)                                                               \
@@ -98,7 +99,7 @@ struct mgr_spawn {
 
 TAILQ_HEAD(mgr_spawns, mgr_spawn);
 
-/* A LoadModel stream (kind LOAD) or an UnloadModel call that waits for the bytes (kind UNLOAD). */
+/* A LoadModel stream, or an UnloadModel call that waits until the bytes are free. */
 struct mgr_watch {
     TAILQ_ENTRY(mgr_watch) link;
     struct mgr_model *model;
@@ -127,8 +128,9 @@ struct mgr_model {
     uint32_t instances[INSTANCE_GONE + 1]; /* how many are in each state */
 
     struct child *loader;
-    bool wanted;    /* a load is to be (or is being) done although nobody may be waiting */
-    bool load_late; /* the load was given up by UnloadModel: COLD behind it, not FAILED */
+    bool configured; /* the default model or a preloaded one: never forgotten */
+    bool wanted;     /* a load is to be (or is being) done although nobody may be waiting */
+    bool load_late;  /* the load was given up by UnloadModel: COLD behind it, not FAILED */
     uint64_t load_started_ns, bytes_done, load_ns;
     uint64_t used_ns;
 
@@ -245,6 +247,8 @@ void mgr_model_adopt(struct mgr_model *model, int weights_fd, int manifest_fd);
 void mgr_model_unload(struct mgr_model *model, const struct error *why);
 /* To be called when an instance of it has gone: a LEAVING model may be COLD now. */
 void mgr_model_check_left(struct mgr_model *model);
+/* Takes a model that is not resident off the table, unless it is a configured one. */
+void mgr_model_forget(struct mgr_model *model);
 void mgr_model_free(struct mgr_model *model);
 
 /* ---- instance.c ---- */

@@ -14,6 +14,7 @@
 #define KV_TOKENS_DEFAULT 8192 /* of an instance when kv_bytes is not configured */
 #define KV_PAGES_LEAST 64
 #define OWN_BYTES_GUESS (16 * MIB) /* of an instance beside its KV, until one has been measured */
+#define MODELS_MOST 4096
 #define LOADER_EXIT_NS UINT64_C(5000000000)
 
 /* ---- the table ---- */
@@ -92,6 +93,25 @@ static int rebind(struct mgr_model *model, const char *path, struct error *err)
     return 0;
 }
 
+void mgr_model_forget(struct mgr_model *model)
+{
+    if ((model->state == MODEL_COLD || model->state == MODEL_FAILED) && !model->configured &&
+        !model->loader && !mgr_model_wanted(model) && TAILQ_EMPTY(&model->unloads))
+        mgr_model_free(model);
+}
+
+/* Names that never led to anything must not fill the table. */
+static void forget_failed(struct mgr *mgr)
+{
+    struct mgr_model *next;
+
+    for (struct mgr_model *m = TAILQ_FIRST(&mgr->models); m; m = next) {
+        next = TAILQ_NEXT(m, link);
+        if (m->state == MODEL_FAILED)
+            mgr_model_forget(m);
+    }
+}
+
 int mgr_model_register(struct mgr *mgr, const char *name, const char *path, struct mgr_model **ret,
                        struct error *err)
 {
@@ -107,8 +127,11 @@ int mgr_model_register(struct mgr *mgr, const char *name, const char *path, stru
             *ret = model;
         return r;
     }
-    if (mgr->n_models >= 4096)
-        return error_set(err, ENOMEM, "4096 models are registered, no more are possible");
+    if (mgr->n_models >= MODELS_MOST)
+        forget_failed(mgr);
+    if (mgr->n_models >= MODELS_MOST)
+        return error_set(err, ENOMEM, "%d models are registered, unload some twice to forget them",
+                         MODELS_MOST);
     model = x_alloc(sizeof *model);
     model->mgr = mgr;
     snprintf(model->name, sizeof model->name, "%s", name);

@@ -257,11 +257,14 @@ static void rpc_unload(struct grpc_call *call, const ProtobufCMessage *message, 
         refuse(call, ESTALE, "model %s is being loaded; wait, or use force", m->name);
         return;
     }
+    bool resident = m->state != MODEL_COLD && m->state != MODEL_FAILED;
     struct mgr_watch *w = watch_new(m, call);
     w->bytes = m->charged;
     TAILQ_INSERT_TAIL(&m->unloads, w, link);
     grpc_call_on_cancel(call, unload_cancelled, w);
     mgr_model_unload(m, &why);
+    if (!resident)
+        mgr_model_forget(m);
 }
 
 static void rpc_list_models(struct grpc_call *call, const ProtobufCMessage *message, void *user)

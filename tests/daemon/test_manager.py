@@ -151,6 +151,23 @@ class Loading(Base):
         self.fails(CODE.UNAVAILABLE, lambda: call, "unloaded")
         self.assertEqual(d.model().warmth, pb.COLD)
 
+    def test_forgetting(self):
+        d = self.daemon("--standby=0")
+
+        def names():
+            return sorted(m.name for m in d.client.ListModels().models)
+        d.load("/fake/w1")
+        d.client.UnloadModel(name="w1")
+        self.assertEqual(names(), ["ember-tiny", "w1"])  # cold: a spawn would load it
+        d.client.UnloadModel(name="w1")
+        d.client.UnloadModel(name="ember-tiny")  # of the configuration: stays
+        self.assertEqual(names(), ["ember-tiny"])
+        d.behave("loader", "fail 2 nothing there")
+        self.fails(CODE.NOT_FOUND, lambda: d.client.LoadModel(path="/fake/typo"), "nothing")
+        self.assertEqual(names(), ["ember-tiny", "typo"])
+        d.client.UnloadModel(name="typo")
+        self.assertEqual(names(), ["ember-tiny"])
+
     def test_preload_and_the_truths_of_health(self):
         d = self.daemon("--standby=1", f"--preload={harness.TINY}:/fake/w5", wait=False,
                         env={"EMBER_FAULT": ""})
