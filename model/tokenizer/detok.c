@@ -314,8 +314,9 @@ static int spelled(struct buffer *run, const char *s, size_t len)
 {
     size_t from = run->len;
     for (size_t i = 0; i < len;) {
-        uint32_t c;
-        i += utf8_get(s + i, &c);
+        uint32_t c = UINT32_MAX;
+        /* An image may have been forged: never past the end. */
+        i += utf8_len(s[i]) <= len - i ? utf8_get(s + i, &c) : 1;
         int byte = byte_level_byte(c);
         char b = (char)byte;
         if (byte < 0) {

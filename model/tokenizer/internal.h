@@ -125,6 +125,9 @@ int bpe_word(struct encoder *e, const char *word, size_t len);
 typedef int (*gap_func)(struct encoder *e, const char *text, size_t len, bool first);
 int added_split(struct encoder *e, int set, const char *text, size_t len, bool first, gap_func gap);
 
+/* A whole file of at most `limit` bytes, decompressed when its name ends in .xz. */
+int read_json_file(const char *path, size_t limit, struct buffer *out, struct error *err);
+
 /* load_pipeline.c: the components of a parsed tokenizer.json into *p. */
 struct json_t;
 int load_pipeline(struct image_parts *p, const struct json_t *root, struct error *err);

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "base/fd.h"
 #include "model/tokenizer/unicode.h"
 
 #define FILE_MAX ((size_t)256 << 20)
@@ -691,17 +690,17 @@ int tokenizer_load_text(const char *json, size_t len, const char *config, size_t
 
 int tokenizer_load(const char *path, struct tokenizer **ret_tokenizer, struct error *err)
 {
-    _cleanup_free_ char *file = NULL, *config_file = NULL, *text = NULL, *config = NULL;
-    size_t len = 0, config_len = 0;
+    _cleanup_(buffer_free) struct buffer text = {0}, config = {0};
+    _cleanup_free_ char *file = NULL, *config_file = NULL;
     struct stat st;
     bool dir = !stat(path, &st) && S_ISDIR(st.st_mode);
     file = dir ? x_printf("%s/tokenizer.json", path) : x_strdup(path);
     config_file = dir ? x_printf("%s/tokenizer_config.json", path) : NULL;
-    int r = fd_read_file(file, FILE_MAX, &text, &len, err);
+    int r = read_json_file(file, FILE_MAX, &text, err);
     if (r >= 0 && dir && !stat(config_file, &st))
-        r = fd_read_file(config_file, CONFIG_MAX, &config, &config_len, err);
+        r = read_json_file(config_file, CONFIG_MAX, &config, err);
     if (r < 0)
         return r;
-    r = tokenizer_load_text(text, len, config, config_len, ret_tokenizer, err);
+    r = tokenizer_load_text(text.data, text.len, config.data, config.len, ret_tokenizer, err);
     return r < 0 ? error_prefix(err, "%s", path) : 0;
 }

@@ -28,10 +28,10 @@
 struct tokenizer;
 
 /*
- * Loads a tokenizer.json, or a directory that has one. With a directory, tokenizer_config.json
- * beside it is read as well: for the classes whose loader builds the post-processor from
- * add_bos_token and add_eos_token (Llama, Code Llama, Gemma, Cohere) these replace the one in
- * tokenizer.json. -EBADMSG: malformed; -ENOTSUP: an unknown component, named.
+ * Loads a tokenizer.json (.xz too, through xz(1)), or a directory that has one. With a directory,
+ * tokenizer_config.json beside it is read as well: for the classes whose loader builds the
+ * post-processor from add_bos_token and add_eos_token (Llama, Code Llama, Gemma, Cohere) these
+ * replace the one in tokenizer.json. -EBADMSG: malformed; -ENOTSUP: an unknown component, named.
  */
 int tokenizer_load(const char *path, struct tokenizer **ret_tokenizer, struct error *err);
 
