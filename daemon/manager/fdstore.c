@@ -47,16 +47,17 @@ static void store(const char *hash, int part, int fd)
     char text[96];
 
     snprintf(text, sizeof text, "FDSTORE=1\nFDNAME=ember-%s-%s", hash, parts[part]);
-    int r = sd_pid_notify_with_fds(0, 0, text, &fd, 1);
-    if (r < 0)
-        log_warn("weights not stored", "name=ember-%s-%s error=\"%s\"", hash, parts[part],
-                 strerror(-r));
+    mgr_notify_fd(text, fd);
 }
 
 static void store_remove(const char *hash)
 {
-    for (int part = 0; part < N_PARTS; part++)
-        sd_notifyf(0, "FDSTOREREMOVE=1\nFDNAME=ember-%s-%s", hash, parts[part]);
+    char text[96];
+
+    for (int part = 0; part < N_PARTS; part++) {
+        snprintf(text, sizeof text, "FDSTOREREMOVE=1\nFDNAME=ember-%s-%s", hash, parts[part]);
+        mgr_notify(text);
+    }
 }
 
 static int make_record(const struct mgr_model *m)
@@ -84,7 +85,7 @@ void mgr_fdstore_put(const struct mgr_model *m)
 {
     char hash[HASH_SIZE];
 
-    if (!getenv("NOTIFY_SOCKET"))
+    if (!mgr_notify_wanted())
         return;
     _cleanup_fd_ int record = make_record(m);
     hash_of(m->name, hash);
@@ -99,7 +100,7 @@ void mgr_fdstore_remove(const struct mgr_model *m)
 {
     char hash[HASH_SIZE];
 
-    if (!getenv("NOTIFY_SOCKET"))
+    if (!mgr_notify_wanted())
         return;
     hash_of(m->name, hash);
     store_remove(hash);

@@ -164,7 +164,7 @@ void mgr_notify_status(struct mgr *mgr)
     uint32_t resident = 0, standby = 0, leased = 0;
     struct mgr_model *m;
 
-    if (!getenv("NOTIFY_SOCKET"))
+    if (!mgr_notify_wanted())
         return;
     TAILQ_FOREACH(m, &mgr->models, link)
     {
@@ -175,13 +175,13 @@ void mgr_notify_status(struct mgr *mgr)
     snprintf(text, sizeof text, "STATUS=%u models resident, %u standbys, %u leased", resident,
              standby, leased);
     if (strcmp(text, last))
-        sd_notify(0, text);
+        mgr_notify(text);
     memcpy(last, text, sizeof last);
 }
 
 static void on_watchdog(int fd, short what, void *arg)
 {
-    sd_notify(0, "WATCHDOG=1");
+    mgr_notify("WATCHDOG=1");
 }
 
 static void start_watchdog(struct mgr *mgr)
@@ -252,7 +252,7 @@ static void drain(struct mgr *mgr)
     struct mgr_instance *i;
 
     log_info("shutting down", "");
-    sd_notify(0, "STOPPING=1");
+    mgr_notify("STOPPING=1");
     mgr->draining = true;
     mgr_service_health(mgr);
     fail_all(mgr, &why);
@@ -295,8 +295,11 @@ static void on_reload(int sig, short what, void *arg)
     struct emberd_options fresh = {0};
     struct mgr *mgr = arg;
     struct error err = {0};
+    char text[64];
 
-    sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu", (unsigned long long)(clock_ns() / 1000));
+    snprintf(text, sizeof text, "RELOADING=1\nMONOTONIC_USEC=%llu",
+             (unsigned long long)(clock_ns() / 1000));
+    mgr_notify(text);
     if (config_read(&emberd_program, command_line.argc, command_line.argv, &fresh, &err) < 0) {
         log_error("configuration not reloaded", "error=\"%s\"", err.text);
     } else {
@@ -305,7 +308,7 @@ static void on_reload(int sig, short what, void *arg)
         mgr_settle_soon(mgr);
     }
     config_free(&emberd_program, &fresh);
-    sd_notify(0, "READY=1");
+    mgr_notify("READY=1");
 }
 
 /* ---- start ---- */
@@ -321,6 +324,7 @@ static int start(struct mgr *mgr, struct error *err)
     if (!mgr->base)
         return error_set(err, ENOMEM, "no event loop");
     mgr_settle_init(mgr);
+    mgr_notify_init(mgr);
     start_watchdog(mgr);
     if (getrandom(&mgr->id_epoch, sizeof mgr->id_epoch, 0) < 0)
         mgr->id_epoch = (uint32_t)mgr->started_ns;
@@ -355,6 +359,7 @@ static void finish(struct mgr *mgr)
     if (mgr->server)
         grpc_server_free(mgr->server);
     if (mgr->base) {
+        mgr_notify_free();
         mgr_settle_free(mgr);
         event_base_free(mgr->base);
     }
@@ -375,7 +380,7 @@ static int run(struct mgr *mgr)
     watch_signals(mgr, signals);
     mgr_settle_soon(mgr);
     mgr_service_health(mgr);
-    sd_notifyf(0, "READY=1\nMAINPID=%d", (int)getpid());
+    mgr_notify("READY=1");
     log_info("ready", "socket=%s budget=%llu ms=%.1f",
              mgr->n_listen_fds ? "inherited" : mgr->options.socket,
              (unsigned long long)mgr_budget(mgr), clock_ms_since(mgr->started_ns));

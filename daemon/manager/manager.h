@@ -8,7 +8,7 @@
  *   instance.c  instances: started, warm, leased, gone
  *   spawn.c     spawns that wait, leases
  *   settle.c    the one place where policy (scheduler/pool.h) is asked and obeyed
- *   fdstore.c   weights in systemd's descriptor store, and back
+ *   notify.c    telling systemd;  fdstore.c  weights in its descriptor store, and back
  *   service.c   the RPCs;  describe.c  our state as messages
  *
  * Whoever changes a fact (a child ended, a spawn came, a lease ended) changes only that and calls
@@ -274,6 +274,15 @@ void mgr_spawn_fail(struct mgr_model *model, uint32_t n, const struct error *why
 void mgr_lease_release(struct mgr_instance *instance, const char *reason);
 /* The driver of an instance has come or gone. */
 void mgr_lease_driver(struct mgr_instance *instance, bool connected, const char *token);
+
+/* ---- notify.c ---- */
+
+/* Messages of sd_notify(3); never block. Nothing happens without NOTIFY_SOCKET. */
+void mgr_notify_init(struct mgr *mgr);
+void mgr_notify_free(void);
+bool mgr_notify_wanted(void);
+void mgr_notify(const char *text);
+void mgr_notify_fd(const char *text, int fd); /* with a duplicate of fd */
 
 /* ---- fdstore.c ---- */
 

@@ -92,14 +92,15 @@ class Client:
 class NotifySocket:
     """Plays systemd: receives sd_notify messages and keeps the descriptors of FDSTORE=1."""
 
-    def __init__(self, path):
+    def __init__(self, path, read=True):
         self.path = path
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(path)
         self.stored = []  # (name, fd)
         self.seen = set()
         self.thread = threading.Thread(target=self._serve, daemon=True)
-        self.thread.start()
+        if read:
+            self.thread.start()
 
     def _serve(self):
         while True:

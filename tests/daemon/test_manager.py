@@ -690,10 +690,10 @@ class Ends(Base):
 
 
 class Systemd(Base):
-    def notify(self):
+    def notify(self, read=True):
         folder = harness.tempfile.mkdtemp(prefix="ember-test-")
         self.addCleanup(harness.shutil.rmtree, folder, True)
-        n = NotifySocket(f"{folder}/notify")
+        n = NotifySocket(f"{folder}/notify", read)
         self.addCleanup(n.close)
         return n
 
@@ -710,6 +710,17 @@ class Systemd(Base):
         n.settled(0)
         d.stop()
         d.wait_until(lambda: "STOPPING" in n.seen, "STOPPING")
+
+    def test_a_systemd_that_does_not_read_is_not_waited_for(self):
+        n = self.notify(read=False)
+        d = self.daemon("--standby=1", notify=n)
+        for name in ("a", "b", "c", "d", "e", "f"):
+            d.load(name=name)
+            d.client.SpawnInstance(model=name)
+        d.client.UnloadModel(name="f", force=True)
+        d.settled("a")
+        n.thread.start()
+        d.wait_until(lambda: len(n.stored) == 15, "everything arrives, in order")
 
     def test_restart_takes_weights_up_again(self):
         n = self.notify()
