@@ -129,6 +129,7 @@ struct mgr_model {
 
     struct child *loader;
     bool configured; /* the default model or a preloaded one: never forgotten */
+    bool forgotten;  /* to be taken off the table when its loader has gone */
     bool wanted;     /* a load is to be (or is being) done although nobody may be waiting */
     bool load_late;  /* the load was given up by UnloadModel: COLD behind it, not FAILED */
     uint64_t load_started_ns, bytes_done, load_ns;

@@ -95,8 +95,12 @@ static int rebind(struct mgr_model *model, const char *path, struct error *err)
 
 void mgr_model_forget(struct mgr_model *model)
 {
-    if ((model->state == MODEL_COLD || model->state == MODEL_FAILED) && !model->configured &&
-        !model->loader && !mgr_model_wanted(model) && TAILQ_EMPTY(&model->unloads))
+    if ((model->state != MODEL_COLD && model->state != MODEL_FAILED) || model->configured ||
+        mgr_model_wanted(model) || !TAILQ_EMPTY(&model->unloads))
+        return;
+    if (model->loader)
+        model->forgotten = true;
+    else
         mgr_model_free(model);
 }
 
@@ -367,6 +371,8 @@ static void loader_exited(void *owner, const struct error *why)
     if (model->state == MODEL_LOADING)
         load_failed(model, why);
     mgr_settle_soon(model->mgr);
+    if (model->forgotten)
+        mgr_model_forget(model);
 }
 
 void mgr_model_load_start(struct mgr_model *model)
@@ -389,6 +395,7 @@ void mgr_model_load_start(struct mgr_model *model)
     }
     log_info("loading", "model=%s path=%s pid=%d", model->name, model->path,
              (int)child_pid(model->loader));
+    model->forgotten = false;
     model->phase = "planning";
     model->load_started_ns = clock_ns();
     model->bytes_done = 0;

@@ -161,12 +161,12 @@ class Loading(Base):
         self.assertEqual(names(), ["ember-tiny", "w1"])  # cold: a spawn would load it
         d.client.UnloadModel(name="w1")
         d.client.UnloadModel(name="ember-tiny")  # of the configuration: stays
-        self.assertEqual(names(), ["ember-tiny"])
+        d.wait_until(lambda: names() == ["ember-tiny"], "w1 is forgotten")
         d.behave("loader", "fail 2 nothing there")
         self.fails(CODE.NOT_FOUND, lambda: d.client.LoadModel(path="/fake/typo"), "nothing")
         self.assertEqual(names(), ["ember-tiny", "typo"])
         d.client.UnloadModel(name="typo")
-        self.assertEqual(names(), ["ember-tiny"])
+        d.wait_until(lambda: names() == ["ember-tiny"], "typo is forgotten")
 
     def test_preload_and_the_truths_of_health(self):
         d = self.daemon("--standby=1", f"--preload={harness.TINY}:/fake/w5", wait=False,
