@@ -167,15 +167,22 @@ static int report(struct demo *demo)
 int run_demo(const struct verb_call *call)
 {
     struct demo demo = {.call = call,
-                        .prompt = {.text = question, .new_tokens = 40},
                         .rows = json_array(),
                         .same_text = true};
+    _cleanup_(tokenizer_freep) struct tokenizer *tokenizer = NULL;
     _cleanup_free_ char *model = NULL;
+    _cleanup_free_ uint32_t *ids = NULL;
     struct error err = {0};
+    size_t n = 0;
 
     cli_catch_interrupts();
     int r = value_expand("%D/models/ember-tiny", &model, &err);
     demo.options.model = model;
+    if (r == 0)
+        r = tokenizer_load(model, &tokenizer, &err);
+    if (r == 0)
+        r = tokenizer_encode(tokenizer, question, strlen(question), true, &ids, &n, &err);
+    demo.prompt = (struct prompt){.ids = ids, .n_ids = n, .new_tokens = 40, .tokenizer = tokenizer};
     if (r == 0)
         r = lab_new(&demo.lab, &err);
     if (r == 0)

@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/mem.h"
 #include "cli/generation.h"
-#include "model/tokenizer/tokenizer.h"
 
 void start_free(struct start *start)
 {
@@ -27,28 +26,13 @@ static json_t *phases_of(const Ember__V1__SpawnInstanceResponse *response)
     return phases;
 }
 
-static int set_prompt(struct generation *g, const struct prompt *prompt,
-                      struct tokenizer **ret_tokenizer, struct error *err)
-{
-    _cleanup_free_ uint32_t *ids = NULL;
-    size_t n;
-
-    if (!prompt->text)
-        return generation_prompt(g, prompt->ids, prompt->n_ids, err);
-    int r = tokenizer_load(step_client_welcome(g->client)->tokenizer_dir, ret_tokenizer, err);
-    if (r == 0)
-        r = tokenizer_encode(*ret_tokenizer, prompt->text, strlen(prompt->text), true, &ids, &n, err);
-    return r == 0 ? generation_prompt(g, ids, n, err) : r;
-}
-
 static int run(struct generation *g, const struct prompt *prompt, struct start *ret,
                struct error *err)
 {
-    _cleanup_(tokenizer_freep) struct tokenizer *tokenizer = NULL;
     _cleanup_(buffer_free) struct buffer text = {0};
     uint32_t token;
 
-    int r = set_prompt(g, prompt, &tokenizer, err);
+    int r = generation_prompt(g, prompt->ids, prompt->n_ids, err);
     while (r == 0)
         r = generation_next(g, &token, err);
     if (r < 0)
@@ -56,8 +40,8 @@ static int run(struct generation *g, const struct prompt *prompt, struct start *
     ret->ids = json_array();
     for (uint32_t i = g->n_prompt; i < g->n_tokens; i++)
         json_array_append_new(ret->ids, json_integer(g->tokens[i]));
-    if (tokenizer)
-        r = tokenizer_decode(tokenizer, g->tokens + g->n_prompt, g->n_tokens - g->n_prompt, true,
+    if (prompt->tokenizer)
+        r = tokenizer_decode(prompt->tokenizer, g->tokens + g->n_prompt, g->n_tokens - g->n_prompt, true,
                              &text, err);
     if (text.data)
         snprintf(ret->text, sizeof ret->text, "%s", text.data);

@@ -10,12 +10,14 @@
 #include "base/error.h"
 #include "cli/control.h"
 #include "cli/lab.h"
+#include "model/tokenizer/tokenizer.h"
 
+/* Tokens and not text: a gateway has its tokenizer loaded before an instance is asked for. */
 struct prompt {
-    const char *text;    /* needs the model's tokenizer; NULL: `ids` */
     const uint32_t *ids;
     size_t n_ids;
     uint32_t new_tokens;
+    const struct tokenizer *tokenizer; /* gives the text of what came; may be NULL */
 };
 
 /* One start: spawn to first token, and the text that came. */
