@@ -29,15 +29,16 @@
  * and fails the swap: harmless.
  */
 struct pool {
+    /* One cache line moves between processors to tell of a launch, another to count its blocks. */
     _Alignas(LINE) _Atomic uint64_t claim;
-    _Alignas(LINE) _Atomic uint32_t done; /* finished blocks of the current launch */
-    _Alignas(LINE) _Atomic(pool_body_fn) body;
+    _Atomic(pool_body_fn) body;
     _Atomic(const uint64_t *) args;
     _Atomic uint32_t n_blocks;
 
+    _Alignas(LINE) _Atomic uint32_t done; /* finished blocks of the current launch */
     /* Owned by whoever finished the last block, or by the caller between runs. */
-    _Alignas(LINE) const struct pool_launch *list;
     uint32_t next, count;
+    const struct pool_launch *list;
 
     _Alignas(LINE) _Atomic uint32_t runs_done; /* number of the last finished run */
     _Atomic uint32_t sleepers;                 /* 1: somebody may sleep on `wake` */
