@@ -42,7 +42,12 @@ struct detok {
     struct regex_scratch *regex; /* when a stage needs it */
     struct buffer *out;
     struct error *err;
+    int64_t budget; /* bytes that may still flow between stages in this call */
 };
+
+/* A hostile chain of Replace decoders could grow one token without end. */
+#define BUDGET_PUSH ((int64_t)64 << 20)
+#define BUDGET_FINISH ((int64_t)4 << 30)
 
 static int feed(struct detok *d, size_t k, const char *s, size_t len, bool end);
 
@@ -349,6 +354,9 @@ static int feed(struct detok *d, size_t k, const char *s, size_t len, bool end)
 {
     if (!len && !end)
         return 0;
+    d->budget -= (int64_t)len + 1;
+    if (d->budget < 0)
+        return error_set(d->err, E2BIG, "the tokenizer's decoders make the text too long");
     if (k == d->n_stages)
         return buffer_append(d->out, s, len);
     switch (d->stages[k].c->kind) {
@@ -406,6 +414,7 @@ int detok_push(struct detok *d, uint32_t id, struct buffer *out, struct error *e
         return 0;
     d->out = out;
     d->err = err;
+    d->budget = BUDGET_PUSH;
     int r = 0;
     if (d->any && !(d->t->h->flags & FLAG_DECODER))
         r = buffer_append(out, " ", 1);
@@ -417,6 +426,7 @@ int detok_finish(struct detok *d, struct buffer *out, struct error *err)
 {
     d->out = out;
     d->err = err;
+    d->budget = BUDGET_FINISH;
     return finish_call(d, finish(d));
 }
 
@@ -437,7 +447,7 @@ int tokenizer_token_bytes(const struct tokenizer *t, uint32_t id, struct buffer 
 {
     size_t len;
     const char *s = tokenizer_token_text(t, id, &len);
-    struct detok d = {.t = t, .out = out, .err = err};
+    struct detok d = {.t = t, .out = out, .err = err, .budget = BUDGET_PUSH};
     int r = 0;
     if (!s)
         return 0;
@@ -454,9 +464,10 @@ int tokenizer_token_bytes(const struct tokenizer *t, uint32_t id, struct buffer 
             d.stages[d.n_stages].past_first = true;
             d.stages[d.n_stages++].c = c;
         }
-        if ((c->flags & COMP_REGEX) && !d.regex && !(d.regex = regex_scratch_new()))
-            r = -ENOMEM;
     }
+    for (size_t i = 0; i < d.n_stages && !d.regex && r >= 0; i++)
+        if ((d.stages[i].c->flags & COMP_REGEX) && !(d.regex = regex_scratch_new()))
+            r = -ENOMEM;
     if (r >= 0)
         r = feed(&d, 0, s, len, true);
     for (size_t i = 0; i < d.n_stages; i++)

@@ -59,7 +59,7 @@ int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bo
 {
     struct encoder e = {.t = t, .err = err};
     int r;
-    if (len > INT32_MAX / 4)
+    if (len > IMAGE_MAX_TEXT)
         return error_set(err, E2BIG, "a text of %zu bytes is too long to encode", len);
     if (!utf8_valid(text, len))
         return error_set(err, EILSEQ, "the text is not valid UTF-8");

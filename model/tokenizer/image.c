@@ -168,9 +168,13 @@ static bool comps_ok(const struct image_header *h, const char *base)
     if ((h->flags & FLAG_BYTES) &&
         (!h->n_pre || comps[h->n_norm + h->n_pre - 1].kind != PRE_BYTE_LEVEL))
         return false;
-    for (uint32_t i = 0; i < h->post.n; i++)
+    for (uint32_t i = 0, sequences = 0; i < h->post.n; i++) {
         if (post[i].kind > POST_END || (post[i].kind == POST_ID && post[i].id >= h->n_ids))
             return false;
+        sequences = post[i].kind == POST_END ? 0 : sequences + (post[i].kind == POST_SEQUENCE);
+        if (sequences > 1)
+            return false;
+    }
     return !h->post.n || post[h->post.n - 1].kind == POST_END;
 }
 

@@ -37,6 +37,8 @@
 #define PAIRS_BYTES 65536u
 #define KNOWN_BYTES 8192u
 #define NO_ID UINT32_MAX
+/* No text within grows beyond this, whatever a tokenizer.json makes of it. */
+#define IMAGE_MAX_TEXT ((size_t)INT32_MAX / 4)
 
 enum image_flag {
     FLAG_BYTES = 1,

@@ -342,7 +342,7 @@ static int template(struct loader *l, const json_t *j)
 {
     const json_t *single = json_object_get(j, "single");
     const json_t *tokens = json_object_get(j, "special_tokens");
-    size_t i;
+    size_t i, n_sequences = 0;
     json_t *item;
     int r = 0;
     if (!json_is_array(single))
@@ -354,10 +354,10 @@ static int template(struct loader *l, const json_t *j)
         const char *id = json_string_value(json_object_get(sequence, "id"));
         if (special)
             r = template_token(l, tokens, special);
-        else if (id && !strcmp(id, "A"))
+        else if (id && !strcmp(id, "A") && !n_sequences++)
             r = load_post_id(l->p, POST_SEQUENCE, 0);
         else
-            return bad(l, "TemplateProcessing", "single has something else than A");
+            return bad(l, "TemplateProcessing", "single has something else than one A");
         if (r < 0)
             return r;
     }

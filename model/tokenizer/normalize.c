@@ -21,6 +21,11 @@ static int no_memory(struct error *err, size_t len)
     return error_set(err, ENOMEM, "no memory to normalize a text of %zu bytes", len);
 }
 
+static int too_long(struct error *err)
+{
+    return error_set(err, E2BIG, "the tokenizer's normalizers make the text too long");
+}
+
 static int ccc(int32_t c)
 {
     return c < 0x300 ? 0 : utf8proc_get_property(c)->combining_class;
@@ -205,6 +210,8 @@ static int replace(const struct tokenizer *tok, struct scratch *s, const struct 
     while ((r = comp_find(tok, c, s->regex, t->s, t->len, &f, &start, &end, err)) > 0) {
         if (start == 0 && end > 0 && !c->content.len)
             *first = false;
+        if (out->len > IMAGE_MAX_TEXT)
+            return too_long(err);
         if (buffer_append(out, t->s + done, start - done) < 0 ||
             buffer_append(out, str_of(tok, c->content), c->content.len) < 0)
             return -ENOMEM;
@@ -260,6 +267,8 @@ int normalize(const struct tokenizer *tok, struct scratch *s, const char *text, 
         if (buffer_reserve(out, t.len + t.len / 8 + 16) < 0)
             return no_memory(err, t.len);
         int r = step(tok, s, c, &t, first, out, err);
+        if (r >= 0 && out->len > IMAGE_MAX_TEXT)
+            r = too_long(err);
         if (r < 0)
             return r == -ENOMEM ? no_memory(err, t.len) : r;
         t = (struct text){out->data, out->len};

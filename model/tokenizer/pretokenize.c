@@ -218,6 +218,8 @@ static int spell_bytes(struct encoder *e, uint32_t k, const char *text, size_t l
 {
     struct buffer *b = &e->s->stage[IMAGE_MAX_COMPS - 1 - k];
     b->len = 0;
+    if (len > IMAGE_MAX_TEXT)
+        return error_set(e->err, E2BIG, "the tokenizer's components make the text too long");
     for (size_t i = 0; i < len; i++) {
         char c[4];
         size_t n = utf8_put(byte_level_char((uint8_t)text[i]), c);

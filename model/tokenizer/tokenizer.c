@@ -145,11 +145,12 @@ int64_t tokenizer_token_id(const struct tokenizer *t, const char *content, size_
     uint32_t id = NO_ID;
     if (!utf8_valid(content, len))
         return -1;
-    /* Added tokens first; they are few, and this is not a hot path. */
-    for (uint32_t i = t->h->n_ids; i-- > 0;)
-        if ((t->tokens[i].flags & TOKEN_ADDED) && t->tokens[i].text.len == len &&
-            !memcmp(str_of(t, t->tokens[i].text), content, len))
-            return i;
+    /* Added tokens first; they are few. */
+    for (uint32_t i = 0; i < t->h->added.n; i++) {
+        struct image_str text = t->tokens[t->added[i].id].text;
+        if (text.len == len && !memcmp(str_of(t, text), content, len))
+            return t->added[i].id;
+    }
     if (!(t->h->flags & FLAG_BYTES))
         id = vocab_find(t, content, len);
     else if (spelled_bytes(content, len, &bytes) && bytes.len)

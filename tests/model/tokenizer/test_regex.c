@@ -44,6 +44,7 @@ static void classes(void **state)
     expect("[a-c[x-z]]+", "abxzd", "abxz");
     expect("[a-z&&[^aeiou]]+", "hello", "h|ll");
     expect("[^a[bc]]+", "abcd", "d");
+    expect(" ?[^(\\s|[.,!?…])]+", "Hi, you (x)", "Hi| you|x");
     expect("[[:alpha:]]+", "ab1é", "ab|é");
     expect("[\\]\\-a-]+", "]-b", "]-");
     expect("[\\d-x]+", "1-x", "1-x");

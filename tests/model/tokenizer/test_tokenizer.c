@@ -304,6 +304,25 @@ static void random_ids_with_fallback(void **state)
     tokenizer_free(t);
 }
 
+/* A chain that would make 2^60 bytes of one ends with an error. */
+static void growing_decoders_are_stopped(void **state)
+{
+    struct buffer decoder = {0}, out = {0};
+    struct error err = {0};
+    buffer_printf(&decoder, "{'type': 'Sequence', 'decoders': [");
+    for (int i = 0; i < 30; i++)
+        buffer_printf(&decoder,
+                      "%s{'type': 'Replace', 'pattern': {'String': 'a'}, 'content': 'aaaa'}",
+                      i ? "," : "");
+    buffer_printf(&decoder, "]}");
+    struct tokenizer *t = decoding(decoder.data, T("a"), 1);
+    assert_int_equal(tokenizer_decode(t, (uint32_t[]){0}, 1, false, &out, &err), -E2BIG);
+    assert_non_null(strstr(err.text, "too long"));
+    tokenizer_free(t);
+    buffer_free(&decoder);
+    buffer_free(&out);
+}
+
 /* Bytes that are certain come at once, not at the end. */
 static void pieces_come_early(void **state)
 {
@@ -362,7 +381,9 @@ static void random_ids_byte_level(void **state)
 static void text_survives(void **state)
 {
     struct tokenizer *t = embedded();
-    const char *text = "It's 12,345 o'clock — «naïve» 漢字かな 😀👩‍👩‍👧\r\n\n\t  def f(x):\n  "
+    const char *text = "It's 12,345 o'clock — «naïve» 漢字かな 😀👩‍👩‍👧\r\n\n\t  def "
+                       "f(x):\n "
+                       " "
                        " "
                        " "
                        "return x\n";
@@ -599,6 +620,7 @@ int main(void)
         cmocka_unit_test(decoders),
         cmocka_unit_test(random_ids_with_fallback),
         cmocka_unit_test(pieces_come_early),
+        cmocka_unit_test(growing_decoders_are_stopped),
         cmocka_unit_test(bytes_of_tokens),
         cmocka_unit_test(random_ids_byte_level),
         cmocka_unit_test(text_survives),
