@@ -37,7 +37,7 @@ struct kernels_bench_row {
 struct kernels_bench_machine {
     char device[64];
     uint32_t threads;
-    double read_bytes_per_s; /* measured just now over BENCH_MAX_BYTES */
+    double read_bytes_per_s; /* measured in this run over BENCH_MAX_BYTES, best so far */
     double flops_per_s;      /* FMAs in registers, counted twice */
 };
 

@@ -110,8 +110,7 @@ static void embed(const struct ref *r)
 }
 
 /* n elements of one group: x [n] -> out [n] */
-static void norm_group(const struct ref *r, const float *x, float *out, uint32_t n,
-                       uint32_t w_first)
+static void norm_group(const struct ref *r, const float *x, float *out, uint32_t n)
 {
     bool layer = r->op->i[NORM_I_KIND] == EMBER_NORM_LAYER;
     double mean = 0, var = 0;
@@ -121,9 +120,9 @@ static void norm_group(const struct ref *r, const float *x, float *out, uint32_t
         var += (x[i] - mean) * (x[i] - mean) / n;
     double scale = 1 / sqrt(var + r->op->f[NORM_F_EPS]);
     for (uint32_t i = 0; i < n; i++) {
-        double w = ref_weight(r, NORM_W, 0, w_first + i, 1 - r->op->f[NORM_F_W_BIAS]);
+        double w = ref_weight(r, NORM_W, 0, i, 1 - r->op->f[NORM_F_W_BIAS]);
         out[i] = (float)((x[i] - mean) * scale * (w + r->op->f[NORM_F_W_BIAS]) +
-                         ref_weight(r, NORM_B, 0, w_first + i, 0));
+                         ref_weight(r, NORM_B, 0, i, 0));
     }
 }
 
@@ -138,7 +137,7 @@ static void norm(const struct ref *r)
         for (uint32_t d = 0; delta && d < D; d++)
             x[d] = (float)(x[d] + r->op->f[NORM_F_DELTA_SCALE] * delta[d]);
         for (uint32_t d = 0; d < D; d += group)
-            norm_group(r, x + d, (float *)ref_row(r, NORM_OUT, row) + d, group, 0);
+            norm_group(r, x + d, (float *)ref_row(r, NORM_OUT, row) + d, group);
     }
 }
 
