@@ -111,15 +111,15 @@ static struct mgr_model *model_at(struct mgr *mgr, size_t index)
 
 /* ---- acting ---- */
 
-static void explain_shortage(const struct pool_shortage *s, const char *what, const char *name,
-                             struct error *err)
+static void explain_shortage(const struct pool_shortage *s, const char *what, struct error *err)
 {
-    error_set(err, ENOMEM,
-              "%s of model %s needs %.1f MiB; the budget is %.1f MiB, %.1f MiB of it are taken and "
-              "only %.1f MiB could be given up (leased and loading models cannot): stop instances, "
-              "unload a model or raise memory_limit",
-              what, name, (double)s->need / MIB, (double)s->budget / MIB, (double)s->charged / MIB,
-              (double)s->reclaimable / MIB);
+    error_set(
+        err, ENOMEM,
+        "%s needs %.1f MiB; the budget is %.1f MiB, of which %.1f MiB are taken and only %.1f "
+        "MiB could be given up (leased and loading models cannot): stop instances, unload a "
+        "model or raise memory_limit",
+        what, (double)s->need / MIB, (double)s->budget / MIB, (double)s->charged / MIB,
+        (double)s->reclaimable / MIB);
 }
 
 static void make_room(struct mgr *mgr, const struct pool *pool)
@@ -181,7 +181,7 @@ static bool settle_loads(struct mgr *mgr)
         short_of_memory |= verdict == POOL_WAIT || verdict == POOL_ROOM;
         if (verdict != POOL_REFUSE)
             continue;
-        explain_shortage(&shortage, "the weights", m->name, &err);
+        explain_shortage(&shortage, "loading it", &err);
         mgr_model_load_refuse(m, &err);
     }
     return short_of_memory;
@@ -193,7 +193,8 @@ static void refuse_waiting(struct mgr_model *m, const struct pool_shortage *shor
     struct error err = {0};
     uint32_t coming = m->instances[INSTANCE_STARTING] + m->instances[INSTANCE_WARM];
 
-    explain_shortage(shortage, "an instance", m->name, &err);
+    explain_shortage(shortage, "another instance", &err);
+    error_prefix(&err, "model %s", m->name);
     if (m->n_waiting > coming)
         mgr_spawn_fail(m, m->n_waiting - coming, &err);
 }

@@ -78,8 +78,8 @@ class Client:
         return lambda timeout=20, **fields: stub(request(**fields), timeout=timeout,
                                                  wait_for_ready=True)
 
-    def future(self, name, timeout=20, **fields):
-        return self.stubs[name].future(METHODS[name][0](**fields), timeout=timeout,
+    def future(self, method, timeout=20, **fields):
+        return self.stubs[method].future(METHODS[method][0](**fields), timeout=timeout,
                                        wait_for_ready=True)
 
     def healthy(self, service):

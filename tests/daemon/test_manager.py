@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The manager's life cycles, with fake children: test_manager.py [unittest arguments]."""
 import os
+import random
 import re
 import resource
 import signal
@@ -215,7 +216,8 @@ class Spawning(Base):
         self.assertEqual(again.instance.id, r.instance.id)  # the warmest
         self.assertNotEqual(again.lease.token, r.lease.token)
         d.client.StopInstance(id=again.instance.id)
-        d.wait_until(lambda: not alive(r.instance.pid), "it ends")
+        d.wait_until(lambda: r.instance.id not in
+                     [i.id for i in d.client.ListInstances().instances], "it ends")
         self.fails(CODE.NOT_FOUND, lambda: d.client.StopInstance(id=again.instance.id), "called")
 
     def test_burst(self):
@@ -413,10 +415,10 @@ class Memory(Base):
     def test_too_large_is_refused_with_the_numbers(self):
         d = self.daemon("--standby=0")
         self.fails(CODE.RESOURCE_EXHAUSTED, lambda: d.client.LoadModel(path="/fake/w1200"),
-                   r"needs 1200.0 MiB; the budget is 1000.0 MiB")
+                   r"model w1200: loading it needs 1200.0 MiB; the budget is 1000.0 MiB")
         d.load("/fake/w950")
         self.fails(CODE.RESOURCE_EXHAUSTED, lambda: d.client.SpawnInstance(model="w950"),
-                   r"an instance of model w950 needs 116.0 MiB.*memory_limit")
+                   r"model w950: another instance needs 116.0 MiB.*memory_limit")
         d.load("/fake/w100")  # evicts the other
         self.assertEqual(d.model("w950").warmth, pb.COLD)
         self.assertEqual(d.client.GetStatus().evictions, 1)
@@ -780,6 +782,98 @@ class Systemd(Base):
         ms = float(re.search(r"emberd: ready .* ms=([0-9.]+)", d.text()).group(1))
         self.assertLess(ms, 20)
         print(f"start {ms} ms", end=" ")
+
+
+class Chaos(Base):
+    """Random demands, deaths and memory pressure: every call ends once, nothing is left over."""
+
+    def run_for(self, seed, seconds):
+        r = random.Random(seed)
+        d = self.daemon("--memory-limit=1000MiB", "--kv-bytes=60MiB", "--standby=1",
+                        "--max-burst=4", "--lease-grace=50ms", "--spawn-timeout=500ms",
+                        "--load-timeout-no-progress=1s", "--log-level=warn")
+        models = ["w100", "w200", "w300", "w450"]
+        for name in models:
+            d.load(f"/fake/{name}")
+        calls, streams, held = [], [], []
+        peak = 0
+
+        def spawn():
+            calls.append(d.client.future("SpawnInstance", model=r.choice(models),
+                                         lease_ttl_ms=r.choice([50, 5000]),
+                                         timeout=r.choice([0.02, 0.2, 15])))
+
+        def cancel():
+            if calls:
+                r.choice(calls).cancel()
+
+        def stop():
+            for call in calls:
+                if call.done() and call.code() == CODE.OK:
+                    held.append(call.result().instance.id)
+            if held:
+                d.client.future("StopInstance", id=held.pop(r.randrange(len(held))),
+                                keep_warm=r.random() < 0.5)
+
+        def kill():
+            children = d.children()
+            if children:
+                try:
+                    os.kill(r.choice(children), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+        def load():
+            streams.append(d.client.LoadModel(path=f"/fake/{r.choice(models)}", timeout=15))
+
+        def unload():
+            name = r.choice(models)  # at once again: unloaded twice, it would be forgotten
+            d.client.future("UnloadModel", name=name, force=r.random() < 0.3)
+            streams.append(d.client.LoadModel(path=f"/fake/{name}", timeout=15))
+
+        def behave():
+            d.behave("instance", r.choice(["", "", "slow 20", "die", "once\ndie", "die-after 30"]))
+            d.behave("loader", r.choice(["", "", "slow 50", "once\nfail 5 chance", "once\ndie"]))
+        acts = [spawn] * 8 + [cancel, stop, stop, stop, kill, load, unload, behave]
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            r.choice(acts)()
+            time.sleep(r.random() * 0.01)
+            if r.random() < 0.1:
+                s = d.client.GetStatus()
+                peak = max(peak, s.memory_weights + s.memory_instances + s.memory_reserved)
+        d.behave("instance")
+        d.behave("loader")
+        for stream in streams:  # grpcio sees a stream's end only behind its messages
+            try:
+                list(stream)
+            except grpc.RpcError as error:
+                self.assertNotEqual(error.code(), CODE.DEADLINE_EXCEEDED)
+        d.wait_until(lambda: all(c.done() for c in calls), "every call ends", 5)
+        codes = [c.code() for c in calls]
+        self.assertTrue(set(codes) <= {CODE.OK, CODE.CANCELLED, CODE.DEADLINE_EXCEEDED,
+                                       CODE.UNAVAILABLE, CODE.RESOURCE_EXHAUSTED, CODE.NOT_FOUND},
+                        set(codes))
+        self.assertGreater(codes.count(CODE.OK), 10)
+        self.assertLessEqual(peak, 1000 << 20)
+        for i in d.client.ListInstances().instances:
+            try:
+                d.client.StopInstance(id=i.id)
+            except grpc.RpcError:
+                pass
+        for m in d.client.ListModels().models:
+            d.client.UnloadModel(name=m.name, force=True)
+        d.wait_until(lambda: not d.children(), "all children are gone")
+        s = d.client.GetStatus()
+        self.assertEqual((s.memory_weights, s.memory_instances, s.memory_reserved, s.leased,
+                          s.starting, s.standby), (0, 0, 0, 0, 0, 0))
+        self.assertEqual(d.sockets(), [])
+        self.assertEqual(d.stop(), 0)
+        return len(calls), codes.count(CODE.OK)
+
+    def test_random(self):
+        for seed in range(1, 4):
+            print(*self.run_for(seed, 2), end=" ")
 
 
 if __name__ == "__main__":
