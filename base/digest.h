@@ -22,11 +22,13 @@ struct digest digest_of(const void *data, size_t len);
 /* The checksum of stored values: XXH3_64bits. */
 uint64_t checksum_of(const void *data, size_t len);
 
-/* Incremental form. digest_begin never fails on a Linux host that can allocate 600 bytes (aborts). */
+/* Incremental form. digest_begin never fails on a Linux host that can allocate 600 bytes (aborts).
+ */
 struct digest_state;
 struct digest_state *digest_begin(void);
 void digest_update(struct digest_state *state, const void *data, size_t len);
-/* A string with its length in front, so that ("ab","c") and ("a","bc") differ. NULL counts as "". */
+/* A string with its length in front, so that ("ab","c") and ("a","bc") differ. NULL counts as "".
+ */
 void digest_update_string(struct digest_state *state, const char *s);
 struct digest digest_end(struct digest_state *state); /* frees the state */
 

@@ -3,9 +3,9 @@
  * Errors.
  *
  * A function that can fail returns 0 or a negative errno value and takes, last, a `struct error *`
- * that may be NULL. The number is for the program (it chooses a gRPC status, a retry, an exit code),
- * the text is for the person: it names the file, the number that is wrong and what to do.
- * A positive return is a condition that the function's own header documents, never an error.
+ * that may be NULL. The number is for the program (it chooses a gRPC status, a retry, an exit
+ * code), the text is for the person: it names the file, the number that is wrong and what to do. A
+ * positive return is a condition that the function's own header documents, never an error.
  *
  * The numbers that this project gives a meaning of its own:
  *   EBADMSG   stored bytes are damaged (bad magic, length, checksum, malformed file)

@@ -43,7 +43,8 @@ int fd_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_le
 int fd_send(int socket, const void *data, size_t len, const int *fds, size_t n_fds);
 /*
  * Receives one message; returns its length, 0 at end of stream, or a negative errno (-EMSGSIZE when
- * it did not fit: message and descriptors are dropped). *n_fds: room on entry, number received on return.
+ * it did not fit: message and descriptors are dropped). *n_fds: room on entry, number received on
+ * return.
  */
 ssize_t fd_recv(int socket, void *data, size_t room, int *fds, size_t *n_fds);
 

@@ -26,7 +26,8 @@
 
 #define _cleanup_(f) __attribute__((cleanup(f)))
 
-/* DEFINE_CLEANUP(struct foo *, foo_free) makes `_cleanup_(foo_freep) struct foo *x = NULL;` work. */
+/* DEFINE_CLEANUP(struct foo *, foo_free) makes `_cleanup_(foo_freep) struct foo *x = NULL;` work.
+ */
 #define DEFINE_CLEANUP(type, func)                                                                 \
     static inline void func##p(type *p)                                                            \
     {                                                                                              \
@@ -73,10 +74,12 @@ static inline uint64_t size_align(uint64_t n, uint64_t align)
     return n > UINT64_MAX - (align - 1) ? UINT64_MAX : (n + align - 1) & ~(align - 1);
 }
 
-/* Zeroed n * size bytes, or NULL when the product overflows, exceeds PTRDIFF_MAX or memory is short. */
+/* Zeroed n * size bytes, or NULL when the product overflows, exceeds PTRDIFF_MAX or memory is
+ * short. */
 void *mem_alloc(size_t n, size_t size);
 
-/* Zeroed memory, strdup, printf to a string: abort when the host has none left. Small sizes only. */
+/* Zeroed memory, strdup, printf to a string: abort when the host has none left. Small sizes only.
+ */
 void *x_alloc(size_t size);
 void *x_realloc(void *p, size_t size);
 char *x_strdup(const char *s);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * emberctl bench spawn: how fast instances start, over a folder or a known shape, with the limit measured in the same run
- * beside the figure. The daemon is a private one; nothing that runs already is touched.
+ * emberctl bench spawn: how fast instances start, over a folder or a known shape, with the limit
+ * measured in the same run beside the figure. The daemon is a private one; nothing that runs
+ * already is touched.
  */
 #include "cli/commands.h"
 
@@ -37,14 +38,15 @@ struct bench {
     bool same;
 };
 
-static void row(struct bench *b, const char *what, double value, const char *unit, const char *limit)
+static void row(struct bench *b, const char *what, double value, const char *unit,
+                const char *limit)
 {
     char text[64];
 
     snprintf(text, sizeof text, unit[0] == 'x' ? "%.1f%s" : "%.2f %s", value, unit);
     json_array_append_new(b->rows, json_pack("{s:s, s:s, s:s, s:f, s:s, s:s}", "model", b->name,
-                                             "what", what, "text", text, "value", value, "unit", unit,
-                                             "limit", limit));
+                                             "what", what, "text", text, "value", value, "unit",
+                                             unit, "limit", limit));
     if (!cli_json(b->call)) {
         printf("  %-58s %12s   %s\n", what, text, limit);
         fflush(stdout);
@@ -66,8 +68,8 @@ static void check_ids(struct bench *b, const struct start *start)
 static int open_once(struct bench *b, const struct loaded *loaded, struct cache *cache,
                      struct engine_start *ret, struct error *err)
 {
-    struct engine_options options = {.cache = cache, .compile = true, .weights = loaded->weights,
-                                     .manifest = loaded->manifest};
+    struct engine_options options = {
+        .cache = cache, .compile = true, .weights = loaded->weights, .manifest = loaded->manifest};
     struct engine *engine;
 
     int r = engine_open(&options, &engine, err);
@@ -171,7 +173,8 @@ static int from_empty(struct bench *b, struct error *err)
     int r = measure_spawns(b->lab.socket, n, false, 0, ms, err);
     if (r < 0)
         return r;
-    row(b, "spawn, pool empty: p50", quantile(ms, n, 0.5), "ms", small ? "target 25 ms" : "target 60 ms");
+    row(b, "spawn, pool empty: p50", quantile(ms, n, 0.5), "ms",
+        small ? "target 25 ms" : "target 60 ms");
     row(b, "spawn, pool empty: max", quantile(ms, n, 1), "ms", "");
     return 0;
 }
@@ -274,9 +277,11 @@ static int find_model(struct bench *b, const char *name, struct error *err)
     if (!config) {
         b->model = realpath(name, NULL);
         return b->model ? 0
-                        : error_set(err, ENOENT, "%s: no such folder, and no shape of that name (%s, %s, "
-                                    "%s, %s, or tiny)", name, shape_names[0], shape_names[1],
-                                    shape_names[2], shape_names[3]);
+                        : error_set(err, ENOENT,
+                                    "%s: no such folder, and no shape of that name (%s, %s, "
+                                    "%s, %s, or tiny)",
+                                    name, shape_names[0], shape_names[1], shape_names[2],
+                                    shape_names[3]);
     }
     const char *dir = verb_string(b->call, "dir");
     int r = dir ? 0 : value_expand("%C/emberd-synth", &fallback, err);

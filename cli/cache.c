@@ -52,14 +52,14 @@ static json_t *entry_json(const struct cache_entry *entry)
     char hex[DIGEST_HEX_SIZE];
     const char *kind = cache_kind_name(entry->kind);
 
-    return json_pack("{s:s, s:s, s:s, s:I, s:s, s:o, s:o, s:o}", "key", digest_hex(&entry->key, hex),
-                     "kind", kind ? kind : "?", "subject", entry->subject, "bytes",
-                     (json_int_t)entry->bytes, "state",
+    return json_pack("{s:s, s:s, s:s, s:I, s:s, s:o, s:o, s:o}", "key",
+                     digest_hex(&entry->key, hex), "kind", kind ? kind : "?", "subject",
+                     entry->subject, "bytes", (json_int_t)entry->bytes, "state",
                      entry->state == CACHE_STATE_OK        ? "ok"
                      : entry->state == CACHE_STATE_DAMAGED ? "damaged"
                                                            : "quarantined",
-                     "created", when(entry->created_ns), "used", when(entry->last_use_ns), "factors",
-                     factors_json(entry));
+                     "created", when(entry->created_ns), "used", when(entry->last_use_ns),
+                     "factors", factors_json(entry));
 }
 
 static int collect(void *ctx, const struct cache_entry *entry)
@@ -126,14 +126,15 @@ int run_cache_show(const struct verb_call *call)
         return cli_fail(call, &err);
     }
     static const struct column columns[] = {
-        {"key", "key", 0},         {"kind", "kind", 0},       {"subject", "subject", 0},
-        {"bytes", "size", COLUMN_BYTES}, {"state", "state", 0}, {"created", "created", 0},
+        {"key", "key", 0},         {"kind", "kind", 0},
+        {"subject", "subject", 0}, {"bytes", "size", COLUMN_BYTES},
+        {"state", "state", 0},     {"created", "created", 0},
         {"used", "last used", 0},  {0}};
     json_t *factors = json_incref(json_object_get(search.found, "factors"));
     cli_print_object(call, search.found, columns);
     if (!cli_json(call)) {
         printf("depends on\n");
-        json_object_foreach (factors, name, value)
+        json_object_foreach(factors, name, value)
             printf("  %-14s  %s\n", name, json_string_value(value));
     }
     json_decref(factors);

@@ -61,9 +61,10 @@ static int explain(struct control *control, int r, struct error *err)
         return error_set(err, EACCES, "%s: not allowed; emberd serves its own user and root",
                          control->socket);
     if (connected < 0)
-        return error_set(err, ECONNREFUSED,
-                         "no emberd at %s; start it with: emberd & (or name its socket with --socket)",
-                         control->socket);
+        return error_set(
+            err, ECONNREFUSED,
+            "no emberd at %s; start it with: emberd & (or name its socket with --socket)",
+            control->socket);
     return r;
 }
 

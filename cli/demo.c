@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * emberctl demo: the degrees of warmth side by side, on a private emberd, each with the same text as proof.
+ * emberctl demo: the degrees of warmth side by side, on a private emberd, each with the same text
+ * as proof.
  * ./demo builds everything and runs this.
  */
 #include "cli/commands.h"
@@ -142,12 +143,16 @@ static int run_all(struct demo *demo, struct error *err)
 
 static int report(struct demo *demo)
 {
-    static const struct column columns[] = {
-        {"start", "START", COLUMN_TEXT},        {"ready", "TO READY", COLUMN_MS},
-        {"load", "load", COLUMN_MS},            {"exec", "exec", COLUMN_MS},
-        {"attach", "attach", COLUMN_MS},        {"kernels", "kernels", COLUMN_MS},
-        {"graphs", "graphs", COLUMN_MS},        {"canary", "canary", COLUMN_MS},
-        {"first_token", "FIRST TOKEN", COLUMN_MS}, {0}};
+    static const struct column columns[] = {{"start", "START", COLUMN_TEXT},
+                                            {"ready", "TO READY", COLUMN_MS},
+                                            {"load", "load", COLUMN_MS},
+                                            {"exec", "exec", COLUMN_MS},
+                                            {"attach", "attach", COLUMN_MS},
+                                            {"kernels", "kernels", COLUMN_MS},
+                                            {"graphs", "graphs", COLUMN_MS},
+                                            {"canary", "canary", COLUMN_MS},
+                                            {"first_token", "FIRST TOKEN", COLUMN_MS},
+                                            {0}};
 
     if (!cli_json(demo->call))
         printf("\n");
@@ -156,19 +161,20 @@ static int report(struct demo *demo)
         return demo->same_text ? CLI_OK : CLI_FAILED;
     printf("\nEach of them, asked \"Who are you?\", answered with the same tokens%s:\n  %s\n",
            demo->same_text ? "" : " -- NO, THEY DIFFER", demo->text);
-    printf("\nNext:\n"
-           "  build/demo/daemon/emberd &                          serve it (no configuration needed)\n"
-           "  build/demo/cli/emberctl generate --chat \"What is a river?\"\n"
-           "  build/demo/cli/emberctl load DIR                    your own checkpoint (Hugging Face form)\n"
-           "  build/demo/cli/emberctl bench spawn                 the same table, measured many times\n");
+    printf(
+        "\nNext:\n"
+        "  build/demo/daemon/emberd &                          serve it (no configuration needed)\n"
+        "  build/demo/cli/emberctl generate --chat \"What is a river?\"\n"
+        "  build/demo/cli/emberctl load DIR                    your own checkpoint (Hugging Face "
+        "form)\n"
+        "  build/demo/cli/emberctl bench spawn                 the same table, measured many "
+        "times\n");
     return demo->same_text ? CLI_OK : CLI_FAILED;
 }
 
 int run_demo(const struct verb_call *call)
 {
-    struct demo demo = {.call = call,
-                        .rows = json_array(),
-                        .same_text = true};
+    struct demo demo = {.call = call, .rows = json_array(), .same_text = true};
     _cleanup_(tokenizer_freep) struct tokenizer *tokenizer = NULL;
     _cleanup_free_ char *model = NULL;
     _cleanup_free_ uint32_t *ids = NULL;

@@ -39,20 +39,24 @@ static int read_prompt(const struct verb_call *call, struct buffer *text, struct
     for (int i = 0; i < call->argc; i++)
         if (buffer_printf(text, "%s%s", i ? " " : "", call->argv[i]) < 0)
             return error_set(err, ENOMEM, "no memory for the prompt");
-    return text->len ? 0 : error_set(err, EINVAL, "no prompt: give it as words, or on standard input");
+    return text->len ? 0
+                     : error_set(err, EINVAL, "no prompt: give it as words, or on standard input");
 }
 
-/* The ChatML form, for models that have its tokens; other templates need the template interpreter. */
+/* The ChatML form, for models that have its tokens; other templates need the template interpreter.
+ */
 static int chat_form(const struct tokenizer *tokenizer, struct buffer *text, struct error *err)
 {
     struct buffer turn = {0};
 
     if (tokenizer_token_id(tokenizer, "<|im_start|>", 12) < 0 ||
         tokenizer_token_id(tokenizer, "<|im_end|>", 10) < 0)
-        return error_set(err, ENOTSUP,
-                         "--chat knows only the ChatML form, which this model does not have; give the "
-                         "prompt in the model's own form without --chat");
-    if (buffer_printf(&turn, "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n", text->data) < 0)
+        return error_set(
+            err, ENOTSUP,
+            "--chat knows only the ChatML form, which this model does not have; give the "
+            "prompt in the model's own form without --chat");
+    if (buffer_printf(&turn, "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n",
+                      text->data) < 0)
         return error_set(err, ENOMEM, "no memory for the prompt");
     buffer_free(text);
     *text = turn;
@@ -145,28 +149,29 @@ static void print_summary(const struct verb_call *call, json_t *s)
     } else {
         putchar('\n');
         if (isatty(STDERR_FILENO) || verb_flag(call, "stats"))
-            fprintf(stderr,
-                    "[%d prompt tokens, %d new, instance in %s, first token after %s, %.1f tokens/s]\n",
-                    (int)json_integer_value(json_object_get(s, "prompt_tokens")),
-                    (int)json_integer_value(json_object_get(s, "tokens")),
-                    cli_ms(json_number_value(json_object_get(s, "spawn_ms")), a),
-                    cli_ms(json_number_value(json_object_get(s, "first_token_ms")), b),
-                    json_number_value(json_object_get(s, "tokens_per_second")));
+            fprintf(
+                stderr,
+                "[%d prompt tokens, %d new, instance in %s, first token after %s, %.1f tokens/s]\n",
+                (int)json_integer_value(json_object_get(s, "prompt_tokens")),
+                (int)json_integer_value(json_object_get(s, "tokens")),
+                cli_ms(json_number_value(json_object_get(s, "spawn_ms")), a),
+                cli_ms(json_number_value(json_object_get(s, "first_token_ms")), b),
+                json_number_value(json_object_get(s, "tokens_per_second")));
     }
     json_decref(s);
 }
 
 static struct generation_options options_of(const struct verb_call *call)
 {
-    return (struct generation_options){
-        .model = verb_string(call, "model"),
-        .temperature = strtof(verb_string(call, "temperature"), NULL),
-        .top_p = strtof(verb_string(call, "top-p"), NULL),
-        .min_p = strtof(verb_string(call, "min-p"), NULL),
-        .top_k = (uint32_t)verb_int(call, "top-k"),
-        .seed = (uint64_t)verb_int(call, "seed"),
-        .max_tokens = (uint32_t)verb_int(call, "max-tokens"),
-        .ignore_eos = verb_flag(call, "ignore-eos")};
+    return (struct generation_options){.model = verb_string(call, "model"),
+                                       .temperature =
+                                           strtof(verb_string(call, "temperature"), NULL),
+                                       .top_p = strtof(verb_string(call, "top-p"), NULL),
+                                       .min_p = strtof(verb_string(call, "min-p"), NULL),
+                                       .top_k = (uint32_t)verb_int(call, "top-k"),
+                                       .seed = (uint64_t)verb_int(call, "seed"),
+                                       .max_tokens = (uint32_t)verb_int(call, "max-tokens"),
+                                       .ignore_eos = verb_flag(call, "ignore-eos")};
 }
 
 static int generate(const struct verb_call *call, struct generation *g, struct buffer *prompt,

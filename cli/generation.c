@@ -17,7 +17,8 @@ static int lease(struct generation *g, struct error *err)
 
     if (r == 0) {
         g->spawn_ms = clock_ms_since(start);
-        r = step_client_open(g->spawned->instance->socket, g->spawned->lease->token, &g->client, err);
+        r = step_client_open(g->spawned->instance->socket, g->spawned->lease->token, &g->client,
+                             err);
     }
     return r;
 }
@@ -112,7 +113,8 @@ static int run(struct generation *g, uint32_t from, uint32_t to, uint32_t *ret_t
     return 0;
 }
 
-/* From `from` on in steps that the instance takes; fills pages that a new instance lacks as well. */
+/* From `from` on in steps that the instance takes; fills pages that a new instance lacks as well.
+ */
 static int advance(struct generation *g, uint32_t from, uint32_t *ret_token, struct error *err)
 {
     uint32_t chunk = step_client_welcome(g->client)->max_tokens;

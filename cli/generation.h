@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A generation: one sequence driven on a leased instance, token by token. If the instance dies in mid-stream, the
- * sequence is replayed on another from the tokens held here, and goes on as if nothing had happened.
+ * A generation: one sequence driven on a leased instance, token by token. If the instance dies in
+ * mid-stream, the sequence is replayed on another from the tokens held here, and goes on as if
+ * nothing had happened.
  */
 #ifndef EMBER_CLI_GENERATION_H
 #define EMBER_CLI_GENERATION_H
@@ -31,11 +32,13 @@ struct generation {
     uint32_t *tokens; /* prompt and what came */
     uint32_t n_prompt, n_tokens, capacity;
     uint32_t deaths, replays;
-    double spawn_ms, first_token_ms; /* from the start of the generation; spawn_ms from the RPC's start */
+    double spawn_ms,
+        first_token_ms; /* from the start of the generation; spawn_ms from the RPC's start */
     uint64_t started_ns;
 };
 
-/* Leases an instance; the tokenizer's folder and limits are then in step_client_welcome(g->client). */
+/* Leases an instance; the tokenizer's folder and limits are then in step_client_welcome(g->client).
+ */
 int generation_begin(struct generation *g, struct control *control,
                      const struct generation_options *options, struct error *err);
 /* Sets the prompt; -EINVAL when it is empty or longer than the model takes. */

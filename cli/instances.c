@@ -16,7 +16,7 @@ static void print_phases(const json_t *phases)
     json_t *phase;
     char buf[24];
 
-    json_array_foreach (phases, i, phase)
+    json_array_foreach(phases, i, phase)
         printf("  %-10s  %s\n", json_string_value(json_object_get(phase, "name")),
                cli_ms(json_number_value(json_object_get(phase, "ms")), buf));
 }
@@ -110,30 +110,29 @@ int run_ps(const struct verb_call *call)
 
 int run_status(const struct verb_call *call)
 {
-    static const struct column columns[] = {
-        {"version", "version", 0},
-        {"pid", "pid", 0},
-        {"uptime_seconds", "up for", COLUMN_SECONDS},
-        {"backend", "backend", 0},
-        {"memory_budget", "memory budget", COLUMN_BYTES},
-        {"memory_weights", "weights", COLUMN_BYTES},
-        {"memory_instances", "instances", COLUMN_BYTES},
-        {"memory_reserved", "reserved", COLUMN_BYTES},
-        {"own_rss", "emberd itself", COLUMN_BYTES},
-        {"models", "models", 0},
-        {"standby", "standby instances", 0},
-        {"leased", "leased instances", 0},
-        {"starting", "starting instances", 0},
-        {"spawns", "spawns", 0},
-        {"spawns_from_pool", "spawns from the pool", 0},
-        {"spawn_failures", "failed spawns", 0},
-        {"loads", "loads", 0},
-        {"load_failures", "failed loads", 0},
-        {"evictions", "evictions", 0},
-        {"instances_lost", "instances lost", 0},
-        {"cache_dir", "cache", 0},
-        {"draining", "draining", 0},
-        {0}};
+    static const struct column columns[] = {{"version", "version", 0},
+                                            {"pid", "pid", 0},
+                                            {"uptime_seconds", "up for", COLUMN_SECONDS},
+                                            {"backend", "backend", 0},
+                                            {"memory_budget", "memory budget", COLUMN_BYTES},
+                                            {"memory_weights", "weights", COLUMN_BYTES},
+                                            {"memory_instances", "instances", COLUMN_BYTES},
+                                            {"memory_reserved", "reserved", COLUMN_BYTES},
+                                            {"own_rss", "emberd itself", COLUMN_BYTES},
+                                            {"models", "models", 0},
+                                            {"standby", "standby instances", 0},
+                                            {"leased", "leased instances", 0},
+                                            {"starting", "starting instances", 0},
+                                            {"spawns", "spawns", 0},
+                                            {"spawns_from_pool", "spawns from the pool", 0},
+                                            {"spawn_failures", "failed spawns", 0},
+                                            {"loads", "loads", 0},
+                                            {"load_failures", "failed loads", 0},
+                                            {"evictions", "evictions", 0},
+                                            {"instances_lost", "instances lost", 0},
+                                            {"cache_dir", "cache", 0},
+                                            {"draining", "draining", 0},
+                                            {0}};
     _cleanup_(control_freep) struct control *control = NULL;
     Ember__V1__GetStatusRequest request = EMBER__V1__GET_STATUS_REQUEST__INIT;
     Ember__V1__GetStatusResponse *response = NULL;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A private emberd for measuring: its own folder for sockets and cache, started, stopped, killed and restarted
- * as a service manager would, its fd store included. Nothing of it is left when lab_free returns.
+ * A private emberd for measuring: its own folder for sockets and cache, started, stopped, killed
+ * and restarted as a service manager would, its fd store included. Nothing of it is left when
+ * lab_free returns.
  */
 #ifndef EMBER_CLI_LAB_H
 #define EMBER_CLI_LAB_H
@@ -37,7 +38,8 @@ struct lab_options {
 };
 
 int lab_new(struct lab *lab, struct error *err);
-/* Starts emberd and waits for READY=1. with_store hands the stored descriptors over as systemd does. */
+/* Starts emberd and waits for READY=1. with_store hands the stored descriptors over as systemd
+ * does. */
 int lab_start(struct lab *lab, const struct lab_options *options, bool with_store,
               struct error *err);
 /* Ends emberd: SIGTERM and wait, or SIGKILL. Stored descriptors stay. */

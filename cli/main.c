@@ -9,19 +9,22 @@
 
 static const struct verb_option globals[] = {
     {"json", VALUE_BOOL, .help = "print JSON"},
-    {"socket", VALUE_PATH, .help = "emberd's socket (default: EMBER_SOCKET, else where emberd puts it)"},
+    {"socket", VALUE_PATH,
+     .help = "emberd's socket (default: EMBER_SOCKET, else where emberd puts it)"},
     {0}};
 
 static const struct verb_option load_options[] = {
     {"name", VALUE_STRING, .help = "serve it under this name instead of the folder's"},
     {"standby", VALUE_INT, .limits = "0..256", .help = "warm instances to keep ready"},
-    {"kv-bytes", VALUE_BYTES, .fallback = "0", .help = "KV memory of each instance; 0: by the model's shape"},
+    {"kv-bytes", VALUE_BYTES, .fallback = "0",
+     .help = "KV memory of each instance; 0: by the model's shape"},
     {"detach", VALUE_BOOL, .help = "do not wait; the load goes on in the daemon"},
     {0}};
 static const struct verb_option unload_options[] = {
     {"force", VALUE_BOOL, .help = "end its leases too"}, {0}};
 static const struct verb_option spawn_options[] = {
-    {"ttl", VALUE_DURATION, .fallback = "0", .help = "how long the lease waits for its driver; 0: the daemon's setting"},
+    {"ttl", VALUE_DURATION, .fallback = "0",
+     .help = "how long the lease waits for its driver; 0: the daemon's setting"},
     {"holder", VALUE_STRING, .fallback = "emberctl", .help = "who leases it, for ps"},
     {"timeout", VALUE_DURATION, .fallback = "10m", .help = "how long to wait, a load included"},
     {0}};
@@ -29,11 +32,16 @@ static const struct verb_option stop_options[] = {
     {"keep-warm", VALUE_BOOL, .help = "end the lease and give the instance back to the pool"}, {0}};
 static const struct verb_option generate_options[] = {
     {"model", VALUE_STRING, .letter = 'm', .help = "which model (default: the daemon's)"},
-    {"max-tokens", VALUE_INT, .fallback = "256", .limits = "1..1000000", .letter = 'n', .help = "tokens at most"},
-    {"temperature", VALUE_STRING, .fallback = "0", .letter = 't', .help = "0: the most probable token each time"},
-    {"top-k", VALUE_INT, .fallback = "0", .limits = "0..10000000", .help = "sample among the K best; 0: all"},
-    {"top-p", VALUE_STRING, .fallback = "1", .help = "sample among the best that make up this probability"},
-    {"min-p", VALUE_STRING, .fallback = "0", .help = "leave out what is less probable than this share of the best"},
+    {"max-tokens", VALUE_INT, .fallback = "256", .limits = "1..1000000", .letter = 'n',
+     .help = "tokens at most"},
+    {"temperature", VALUE_STRING, .fallback = "0", .letter = 't',
+     .help = "0: the most probable token each time"},
+    {"top-k", VALUE_INT, .fallback = "0", .limits = "0..10000000",
+     .help = "sample among the K best; 0: all"},
+    {"top-p", VALUE_STRING, .fallback = "1",
+     .help = "sample among the best that make up this probability"},
+    {"min-p", VALUE_STRING, .fallback = "0",
+     .help = "leave out what is less probable than this share of the best"},
     {"seed", VALUE_INT, .fallback = "0", .help = "same seed, same tokens"},
     {"chat", VALUE_BOOL, .help = "put the prompt into ChatML form, for chat models that use it"},
     {"ignore-eos", VALUE_BOOL, .help = "go on behind the end-of-text token"},
@@ -42,9 +50,11 @@ static const struct verb_option generate_options[] = {
 static const struct verb_option verify_options[] = {
     {"backend", VALUE_STRING, .fallback = "cpu", .help = "cpu, or the path of a plug-in"},
     {"isa", VALUE_STRING, .help = "force the CPU kernels of baseline, avx2 or avx512"},
-    {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024", .help = "0: what the machine allows"},
+    {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024",
+     .help = "0: what the machine allows"},
     {"compile", VALUE_BOOL, .help = "compile specialised kernels first"},
-    {"tolerance", VALUE_STRING, .fallback = "1e-3", .help = "of logits and hidden states, relative to the largest"},
+    {"tolerance", VALUE_STRING, .fallback = "1e-3",
+     .help = "of logits and hidden states, relative to the largest"},
     {0}};
 static const struct verb_option cache_options[] = {
     {"cache-dir", VALUE_PATH, .help = "the cache's folder (default: emberd's)"}, {0}};
@@ -58,49 +68,61 @@ static const struct verb_option export_options[] = {
     {"kind", VALUE_STRING, .help = "only kernel, graph, canary, tokenizer or record"},
     {0}};
 static const struct verb_option bench_spawn_options[] = {
-    {"spawns", VALUE_INT, .fallback = "200", .limits = "5..100000", .help = "spawns from the warm pool"},
+    {"spawns", VALUE_INT, .fallback = "200", .limits = "5..100000",
+     .help = "spawns from the warm pool"},
     {"burst", VALUE_INT, .fallback = "64", .limits = "1..256", .help = "spawns at once"},
     {"dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"},
     {0}};
 static const struct verb_option bench_kernels_options[] = {
     {"model", VALUE_STRING, .help = "only the shapes of tiny, 0.6B, 1.7B or 4B"},
     {"kernel", VALUE_STRING, .help = "only kernels whose name begins so"},
-    {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024", .help = "0: what the machine allows"},
+    {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024",
+     .help = "0: what the machine allows"},
     {"isa", VALUE_STRING, .help = "force the CPU kernels of baseline, avx2 or avx512"},
     {0}};
 static const struct verb_option synth_options[] = {
-    {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000", .help = "only so many layers; 0: all"},
+    {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000",
+     .help = "only so many layers; 0: all"},
     {"seed", VALUE_INT, .fallback = "1", .help = "same seed, same bytes"},
     {0}};
 
 static const struct verb verbs[] = {
     {"load", "DIR", "make a checkpoint resident",
-     "DIR is a folder in Hugging Face form: config.json, model.safetensors (or its index and shards) and "
+     "DIR is a folder in Hugging Face form: config.json, model.safetensors (or its index and "
+     "shards) and "
      "the tokenizer's files.",
      load_options, "load ./Qwen3-0.6B\tunder the name Qwen3-0.6B\n", run_load},
     {"unload", "MODEL", "give a model's memory back", NULL, unload_options, NULL, run_unload},
     {"models", "", "list models", NULL, NULL, NULL, run_models},
     {"spawn", "[MODEL]", "lease an instance and print where it is", NULL, spawn_options,
      "spawn ember-tiny --json\tfor a program that will drive it\n", run_spawn},
-    {"stop", "INSTANCE...", "stop instances, or end their leases", NULL, stop_options, NULL, run_stop},
+    {"stop", "INSTANCE...", "stop instances, or end their leases", NULL, stop_options, NULL,
+     run_stop},
     {"ps", "[MODEL]", "list instances", NULL, NULL, NULL, run_ps},
     {"status", "", "what emberd holds and has done", NULL, NULL, NULL, run_status},
     {"generate", "[PROMPT...]", "generate text on an instance of one's own",
-     "Leases an instance, runs the prompt on it and streams the text; gives it back at the end. The prompt "
-     "is read from standard input when there is none on the command line. If the instance dies, another "
+     "Leases an instance, runs the prompt on it and streams the text; gives it back at the end. "
+     "The prompt "
+     "is read from standard input when there is none on the command line. If the instance dies, "
+     "another "
      "takes over where it was.",
      generate_options,
      "generate --chat \"What is a river?\"\ta question to the embedded model\n"
      "generate -m Qwen3-0.6B -n 50 < story.txt\tcontinue a text\n",
      run_generate},
     {"verify", "DIR...", "compare a checkpoint with another implementation's numbers",
-     "A DIR holds a checkpoint and either case.json with expected.safetensors (logits, hidden states, greedy "
-     "tokens) or expected_text.json (prompts and texts). Prints the worst error of the logits relative to "
-     "the largest, the cosine, greedy tokens, and for each layer its error: the first layer that goes wrong is "
+     "A DIR holds a checkpoint and either case.json with expected.safetensors (logits, hidden "
+     "states, greedy "
+     "tokens) or expected_text.json (prompts and texts). Prints the worst error of the logits "
+     "relative to "
+     "the largest, the cosine, greedy tokens, and for each layer its error: the first layer that "
+     "goes wrong is "
      "named, which is how a new architecture is brought up. No daemon is needed.",
      verify_options, "verify goldens/*\tall of them, exit 1 if one fails\n", run_verify},
-    {"cache ls", "", "list cached kernels, graphs and records", NULL, cache_options, NULL, run_cache_ls},
-    {"cache show", "KEY", "one entry and what it depends on", NULL, cache_options, NULL, run_cache_show},
+    {"cache ls", "", "list cached kernels, graphs and records", NULL, cache_options, NULL,
+     run_cache_ls},
+    {"cache show", "KEY", "one entry and what it depends on", NULL, cache_options, NULL,
+     run_cache_show},
     {"cache verify", "", "read and check every value", NULL, cache_options, NULL, run_cache_verify},
     {"cache gc", "", "remove what was not used for long", NULL, gc_options,
      "cache gc --max-age 720h --max-bytes 256MiB\t\n", run_cache_gc},
@@ -110,7 +132,8 @@ static const struct verb verbs[] = {
      "Every value is checked before it is stored. A bundle holds code: import only what you trust.",
      cache_options, NULL, run_cache_import},
     {"bench spawn", "[MODEL...]", "measure starts, on a private emberd",
-     "MODEL is a folder, tiny (the embedded model), or a shape: qwen3-0.6b, qwen3-1.7b, qwen3-4b, qwen3-8b; "
+     "MODEL is a folder, tiny (the embedded model), or a shape: qwen3-0.6b, qwen3-1.7b, qwen3-4b, "
+     "qwen3-8b; "
      "of a shape a checkpoint with random weights is written first.",
      bench_spawn_options, "bench spawn tiny qwen3-0.6b\t\n", run_bench_spawn},
     {"bench kernels", "", "measure CPU kernels, specialised against not",
@@ -119,7 +142,8 @@ static const struct verb verbs[] = {
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",
      "CONFIG is a real config.json or the name of a shape (see bench spawn).", synth_options,
      "synth qwen3-0.6b /tmp/q\t\n", run_synth},
-    {"demo", "", "the degrees of warmth side by side, on a private emberd", NULL, NULL, NULL, run_demo},
+    {"demo", "", "the degrees of warmth side by side, on a private emberd", NULL, NULL, NULL,
+     run_demo},
     {0}};
 
 static const struct verb_exit exits[] = {{CLI_OK, "done"},
@@ -135,7 +159,8 @@ static const struct verb_program program = {
     .name = "emberctl",
     .version = EMBER_VERSION,
     .summary = "load models into emberd, spawn instances, generate, verify, measure",
-    .about = "emberd keeps models resident and hands out warm instances of them. The verbs load, unload, "
+    .about = "emberd keeps models resident and hands out warm instances of them. The verbs load, "
+             "unload, "
              "models, spawn, stop, ps, status and generate talk to it; the others need no daemon.",
     .globals = globals,
     .verbs = verbs,

@@ -41,8 +41,8 @@ static int run(struct generation *g, const struct prompt *prompt, struct start *
     for (uint32_t i = g->n_prompt; i < g->n_tokens; i++)
         json_array_append_new(ret->ids, json_integer(g->tokens[i]));
     if (prompt->tokenizer)
-        r = tokenizer_decode(prompt->tokenizer, g->tokens + g->n_prompt, g->n_tokens - g->n_prompt, true,
-                             &text, err);
+        r = tokenizer_decode(prompt->tokenizer, g->tokens + g->n_prompt, g->n_tokens - g->n_prompt,
+                             true, &text, err);
     if (text.data)
         snprintf(ret->text, sizeof ret->text, "%s", text.data);
     return r < 0 ? r : 0;

@@ -31,11 +31,13 @@ struct start {
 };
 void start_free(struct start *start);
 
-/* Spawns on the default model, generates, gives the instance back (or stops it). exec_ns 0: not since an exec. */
+/* Spawns on the default model, generates, gives the instance back (or stops it). exec_ns 0: not
+ * since an exec. */
 int measure_start(const char *socket, const struct prompt *prompt, uint64_t exec_ns, bool keep_warm,
                   struct start *ret, struct error *err);
 
-/* `n` of them at once, each on its own connection. *ret_all_ms: call to the last READY. Fills starts[n]. */
+/* `n` of them at once, each on its own connection. *ret_all_ms: call to the last READY. Fills
+ * starts[n]. */
 int measure_burst(const char *socket, const struct prompt *prompt, size_t n, struct start *starts,
                   double *ret_all_ms, struct error *err);
 
@@ -46,7 +48,8 @@ int measure_spawns(const char *socket, size_t n, bool keep_warm, unsigned standb
 /* The q-quantile (0..1) of n values; sorts them. */
 double quantile(double *values, size_t n, double q);
 
-/* Bytes a second of memcpy between buffers beyond the caches, by `threads` threads: best of three. */
+/* Bytes a second of memcpy between buffers beyond the caches, by `threads` threads: best of three.
+ */
 double copy_bandwidth(unsigned threads);
 
 #endif

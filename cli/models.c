@@ -98,9 +98,8 @@ int run_load(const struct verb_call *call)
 
 int run_unload(const struct verb_call *call)
 {
-    static const struct column columns[] = {{"model", "unloaded", 0},
-                                            {"bytes_freed", "memory freed", COLUMN_BYTES},
-                                            {0}};
+    static const struct column columns[] = {
+        {"model", "unloaded", 0}, {"bytes_freed", "memory freed", COLUMN_BYTES}, {0}};
     _cleanup_(control_freep) struct control *control = NULL;
     Ember__V1__UnloadModelRequest request = EMBER__V1__UNLOAD_MODEL_REQUEST__INIT;
     Ember__V1__UnloadModelResponse *response = NULL;

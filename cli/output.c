@@ -48,7 +48,11 @@ const char *cli_bytes(uint64_t bytes, char buf[24])
 
 const char *cli_ms(double ms, char buf[24])
 {
-    snprintf(buf, 24, ms >= 10000 ? "%.1f s" : ms >= 100 ? "%.0f ms" : ms >= 1 ? "%.1f ms" : "%.2f ms",
+    snprintf(buf, 24,
+             ms >= 10000 ? "%.1f s"
+             : ms >= 100 ? "%.0f ms"
+             : ms >= 1   ? "%.1f ms"
+                         : "%.2f ms",
              ms >= 10000 ? ms / 1000 : ms);
     return buf;
 }
@@ -126,7 +130,8 @@ int cli_print_list(const struct verb_call *call, json_t *list, const struct colu
     }
     for (int c = 0; columns[c].key && c < 24; c++) {
         widths[c] = width(columns[c].title);
-        json_array_foreach (list, i, item) {
+        json_array_foreach(list, i, item)
+        {
             cell(json_object_get(item, columns[c].key), columns[c].kind, text, sizeof text);
             widths[c] = widths[c] > width(text) ? widths[c] : width(text);
         }
@@ -136,13 +141,13 @@ int cli_print_list(const struct verb_call *call, json_t *list, const struct colu
             columns[c].kind != COLUMN_TEXT);
         fputs(columns[c + 1].key ? "  " : "\n", stdout);
     }
-    json_array_foreach (list, i, item)
-        for (int c = 0; columns[c].key && c < 24; c++) {
-            cell(json_object_get(item, columns[c].key), columns[c].kind, text, sizeof text);
-            pad(text, columns[c + 1].key || columns[c].kind ? widths[c] : 0,
-                columns[c].kind != COLUMN_TEXT);
-            fputs(columns[c + 1].key ? "  " : "\n", stdout);
-        }
+    json_array_foreach(list, i, item) for (int c = 0; columns[c].key && c < 24; c++)
+    {
+        cell(json_object_get(item, columns[c].key), columns[c].kind, text, sizeof text);
+        pad(text, columns[c + 1].key || columns[c].kind ? widths[c] : 0,
+            columns[c].kind != COLUMN_TEXT);
+        fputs(columns[c + 1].key ? "  " : "\n", stdout);
+    }
     json_decref(list);
     return CLI_OK;
 }
@@ -185,7 +190,8 @@ static int exit_of(int code)
 int cli_fail(const struct verb_call *call, const struct error *err)
 {
     if (cli_json(call)) {
-        json_t *json = json_pack("{s:{s:i,s:s}}", "error", "errno", -err->code, "text", error_text(err));
+        json_t *json =
+            json_pack("{s:{s:i,s:s}}", "error", "errno", -err->code, "text", error_text(err));
         json_dumpf(json, stderr, JSON_INDENT(2));
         fputc('\n', stderr);
         json_decref(json);
@@ -197,9 +203,8 @@ int cli_fail(const struct verb_call *call, const struct error *err)
 
 void progress_begin(struct progress *p, const struct verb_call *call, const char *label)
 {
-    *p = (struct progress){.on = isatty(STDERR_FILENO) && !cli_json(call),
-                           .label = label,
-                           .started_ns = clock_ns()};
+    *p = (struct progress){
+        .on = isatty(STDERR_FILENO) && !cli_json(call), .label = label, .started_ns = clock_ns()};
 }
 
 void progress_update(struct progress *p, const char *phase, uint64_t done, uint64_t total)

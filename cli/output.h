@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What emberctl prints. A verb makes one JSON value; with --json it is printed as it is, without it as a table or
- * as lines, from the same value: nothing can be in the one and not in the other.
+ * What emberctl prints. A verb makes one JSON value; with --json it is printed as it is, without it
+ * as a table or as lines, from the same value: nothing can be in the one and not in the other.
  */
 #ifndef EMBER_CLI_OUTPUT_H
 #define EMBER_CLI_OUTPUT_H
@@ -16,15 +16,22 @@
 /* Exit codes of emberctl; the table in main.c explains them to people. */
 enum cli_exit {
     CLI_OK = 0,
-    CLI_FAILED = 1,      /* what was asked for failed or did not pass */
-    CLI_USAGE = 2,       /* the command line is wrong */
-    CLI_NO_DAEMON = 3,   /* emberd cannot be reached */
-    CLI_NOT_FOUND = 4,   /* no such model, instance or file */
-    CLI_NO_ROOM = 5,     /* not enough memory or disk */
+    CLI_FAILED = 1,    /* what was asked for failed or did not pass */
+    CLI_USAGE = 2,     /* the command line is wrong */
+    CLI_NO_DAEMON = 3, /* emberd cannot be reached */
+    CLI_NOT_FOUND = 4, /* no such model, instance or file */
+    CLI_NO_ROOM = 5,   /* not enough memory or disk */
     CLI_INTERRUPTED = 130
 };
 
-enum column_kind { COLUMN_TEXT, COLUMN_NUMBER, COLUMN_BYTES, COLUMN_MS, COLUMN_SECONDS, COLUMN_ERROR };
+enum column_kind {
+    COLUMN_TEXT,
+    COLUMN_NUMBER,
+    COLUMN_BYTES,
+    COLUMN_MS,
+    COLUMN_SECONDS,
+    COLUMN_ERROR
+};
 
 struct column {
     const char *key, *title; /* key NULL ends the list */
@@ -33,13 +40,15 @@ struct column {
 
 bool cli_json(const struct verb_call *call);
 
-/* Prints a list of objects; `empty` is said instead of an empty table. Returns CLI_OK; frees the list. */
+/* Prints a list of objects; `empty` is said instead of an empty table. Returns CLI_OK; frees the
+ * list. */
 int cli_print_list(const struct verb_call *call, json_t *list, const struct column *columns,
                    const char *empty);
 /* Prints one object, a line a column. */
 int cli_print_object(const struct verb_call *call, json_t *object, const struct column *columns);
 
-/* Prints the error (as {"error": {...}} with --json) to stderr; returns the exit code it maps to. */
+/* Prints the error (as {"error": {...}} with --json) to stderr; returns the exit code it maps to.
+ */
 int cli_fail(const struct verb_call *call, const struct error *err);
 
 /* "1.2 GiB", "3.4 ms": into buf, returned. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shapes of well-known models, for measuring without a download: numbers of their published config.json. */
+/* Shapes of well-known models, for measuring without a download: numbers of their published
+ * config.json. */
 #ifndef EMBER_CLI_SHAPES_H
 #define EMBER_CLI_SHAPES_H
 
@@ -12,10 +13,11 @@ extern const char *const shape_names[];
 char *shape_config(const char *name);
 
 /*
- * A checkpoint of the shape in `dir`, written there unless it is there already: DIR/NAME. `progress` is told
- * bytes; returns the folder's path (the caller frees it).
+ * A checkpoint of the shape in `dir`, written there unless it is there already: DIR/NAME.
+ * `progress` is told bytes; returns the folder's path (the caller frees it).
  */
-int shape_checkpoint(const char *dir, const char *name, int (*progress)(void *ctx, uint64_t done, uint64_t total),
-                     void *ctx, char **ret_path, struct error *err);
+int shape_checkpoint(const char *dir, const char *name,
+                     int (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
+                     char **ret_path, struct error *err);
 
 #endif

@@ -33,17 +33,17 @@ char *shape_config(const char *name)
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         const struct shape *s = &shapes[i];
         if (!strcmp(s->name, name))
-            return x_printf("{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", "
-                            "\"hidden_size\": %u, \"intermediate_size\": %u, "
-                            "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, "
-                            "\"num_key_value_heads\": %u, \"head_dim\": %u, "
-                            "\"tie_word_embeddings\": %s, \"vocab_size\": 151936, "
-                            "\"max_position_embeddings\": 40960, \"rms_norm_eps\": 1e-06, "
-                            "\"rope_theta\": 1000000, \"hidden_act\": \"silu\", "
-                            "\"attention_bias\": false, \"torch_dtype\": \"bfloat16\", "
-                            "\"eos_token_id\": 151645, \"bos_token_id\": 151643}\n",
-                            s->hidden, s->intermediate, s->layers, s->heads, s->kv_heads,
-                            s->head_dim, s->tied);
+            return x_printf(
+                "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", "
+                "\"hidden_size\": %u, \"intermediate_size\": %u, "
+                "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, "
+                "\"num_key_value_heads\": %u, \"head_dim\": %u, "
+                "\"tie_word_embeddings\": %s, \"vocab_size\": 151936, "
+                "\"max_position_embeddings\": 40960, \"rms_norm_eps\": 1e-06, "
+                "\"rope_theta\": 1000000, \"hidden_act\": \"silu\", "
+                "\"attention_bias\": false, \"torch_dtype\": \"bfloat16\", "
+                "\"eos_token_id\": 151645, \"bos_token_id\": 151643}\n",
+                s->hidden, s->intermediate, s->layers, s->heads, s->kv_heads, s->head_dim, s->tied);
     }
     return NULL;
 }

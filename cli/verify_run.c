@@ -136,8 +136,12 @@ static int step_once(struct bench *b, const uint32_t *tokens, uint32_t n, uint32
                      uint32_t prompt_len, bool taps, bool logits, struct engine_result *ret,
                      struct error *err)
 {
-    struct engine_seq seq = {.tokens = tokens, .n_tokens = n, .position = position,
-                             .prompt_len = prompt_len, .pages = b->pages, .n_pages = b->n_pages,
+    struct engine_seq seq = {.tokens = tokens,
+                             .n_tokens = n,
+                             .position = position,
+                             .prompt_len = prompt_len,
+                             .pages = b->pages,
+                             .n_pages = b->n_pages,
                              .sample = true};
     struct engine_step step = {.seqs = &seq, .n_seqs = 1, .logits = logits, .taps = taps};
 
@@ -249,7 +253,8 @@ static int verify_golden(struct bench *b, struct verify_result *ret, struct erro
         return r;
     ret->tokens = prompt.n;
     ret->greedy = want.n;
-    ret->logits_error = relative_error(result.logits, logits, (size_t)prompt.n * vocab, &ret->cosine);
+    ret->logits_error =
+        relative_error(result.logits, logits, (size_t)prompt.n * vocab, &ret->cosine);
     first = (uint32_t)result.greedy[prompt.n - 1];
     r = compare_hidden(b, expected, &result, prompt.n, ret, err);
     if (!(ret->logits_error <= b->options->tolerance))
@@ -334,7 +339,8 @@ static int whole_text(struct bench *b, const struct ids *prompt, const struct id
     return tokenizer_decode(b->tokenizer, ids, n, false, text, err);
 }
 
-/* References give either the continuation alone or the whole text, which then begins with the prompt. */
+/* References give either the continuation alone or the whole text, which then begins with the
+ * prompt. */
 static int check_text(struct bench *b, const json_t *item, uint32_t index, const struct ids *prompt,
                       const struct ids *greedy_ids, struct verify_result *ret, struct error *err)
 {
@@ -432,9 +438,9 @@ int verify_folder(const char *dir, const struct verify_options *options, struct 
         strcpy(result.kind, "text");
         r = verify_text(&b, &result, err);
     } else {
-        r = error_set(err, ENOENT,
-                      "%s: has neither case.json (with expected.safetensors) nor expected_text.json",
-                      dir);
+        r = error_set(
+            err, ENOENT,
+            "%s: has neither case.json (with expected.safetensors) nor expected_text.json", dir);
     }
     bench_free(&b);
     if (r == 0)

@@ -2,9 +2,10 @@
 /*
  * Verification: a checkpoint against numbers that another implementation computed from it.
  *
- * Two forms of reference folder: config.json, model.safetensors, case.json and expected.safetensors (logits of every
- * prompt position, hidden states of every layer, greedy continuation), and a checkpoint with a tokenizer and
- * expected_text.json (prompts, their ids, greedy ids and text, best first tokens).
+ * Two forms of reference folder: config.json, model.safetensors, case.json and expected.safetensors
+ * (logits of every prompt position, hidden states of every layer, greedy continuation), and a
+ * checkpoint with a tokenizer and expected_text.json (prompts, their ids, greedy ids and text, best
+ * first tokens).
  */
 #ifndef EMBER_CLI_VERIFY_RUN_H
 #define EMBER_CLI_VERIFY_RUN_H
@@ -26,16 +27,19 @@ struct verify_options {
 };
 
 struct verify_result {
-    char kind[8];        /* "golden" or "text" */
+    char kind[8]; /* "golden" or "text" */
     bool passed;
     uint32_t tokens, cases, cases_passed;
-    double logits_error, cosine;  /* golden; text: worst difference of a best token's log-probability */
+    double logits_error,
+        cosine; /* golden; text: worst difference of a best token's log-probability */
     uint32_t n_hidden;
-    double hidden_error[VERIFY_LAYERS_MAX]; /* hidden.i: worst absolute error over the largest value */
-    int first_bad_hidden;                   /* -1: none */
-    uint32_t greedy, greedy_equal;          /* tokens that were to come, and how many came before a difference */
-    uint32_t greedy_want, greedy_got;       /* the first that differs */
-    char detail[256];                       /* of the first failure */
+    double
+        hidden_error[VERIFY_LAYERS_MAX]; /* hidden.i: worst absolute error over the largest value */
+    int first_bad_hidden;                /* -1: none */
+    uint32_t greedy,
+        greedy_equal; /* tokens that were to come, and how many came before a difference */
+    uint32_t greedy_want, greedy_got; /* the first that differs */
+    char detail[256];                 /* of the first failure */
 };
 
 /* 0 with *ret filled, whether it passed or not; negative when the folder cannot be run at all. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One bucket's graph. The key of a captured graph is what it depends on: the plan (by digest), the backend and
- * the device's fingerprint. A graph that comes from the cache but does not fit the plan's arenas is captured anew.
+ * One bucket's graph. The key of a captured graph is what it depends on: the plan (by digest), the
+ * backend and the device's fingerprint. A graph that comes from the cache but does not fit the
+ * plan's arenas is captured anew.
  */
 #include "engine/engine_private.h"
 
@@ -62,7 +63,8 @@ static int fits(const struct graph *graph, const struct plan *plan, struct error
                          graph_segment_count(graph), plan->n_segments);
     for (int a = 0; a < EMBER_ARENA_COUNT; a++)
         if (graph_arena_bytes(graph, a) != plan->arena_bytes[a])
-            return error_set(err, EBADMSG, "stored graph wants %llu bytes of arena %d, its plan %llu",
+            return error_set(err, EBADMSG,
+                             "stored graph wants %llu bytes of arena %d, its plan %llu",
                              (unsigned long long)graph_arena_bytes(graph, a), a,
                              (unsigned long long)plan->arena_bytes[a]);
     return 0;

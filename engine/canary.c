@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The canary: see engine.h. What it proves: kernels, relocation and weights are those of the recorded run. */
+/* The canary: see engine.h. What it proves: kernels, relocation and weights are those of the
+ * recorded run. */
 #include "engine/engine_private.h"
 
 #include <errno.h>
@@ -21,7 +22,8 @@ static struct cache_key *canary_key(const struct engine *engine)
     snprintf(subject, sizeof subject, "%s %u layers", info->architecture, info->n_layers);
     struct cache_key *key = cache_key_begin(CACHE_CANARY, subject);
     cache_key_add_u64(key, "canary version", CANARY_VERSION);
-    cache_key_add(key, "weights", engine->layout->digest.bytes, sizeof engine->layout->digest.bytes);
+    cache_key_add(key, "weights", engine->layout->digest.bytes,
+                  sizeof engine->layout->digest.bytes);
     cache_key_add(key, "plan", config.bytes, sizeof config.bytes);
     cache_key_add_string(key, "backend", engine->backend->name);
     cache_key_add_string(key, "device", engine->device_info.fingerprint);
@@ -55,7 +57,8 @@ static int read_output(struct engine *engine, struct bucket *bucket, struct dige
 {
     const struct plan *plan = bucket->plan;
     const struct ember_backend *backend = engine->backend;
-    size_t hidden = plan->final_hidden.dim[1] * sizeof(float), probe = plan->probe_rows * sizeof(float);
+    size_t hidden = plan->final_hidden.dim[1] * sizeof(float),
+           probe = plan->probe_rows * sizeof(float);
     _cleanup_free_ char *output = mem_alloc(hidden + probe, 1);
     struct ember_backend_error e = {0};
 
@@ -81,8 +84,12 @@ static int run_canary(struct engine *engine, struct bucket *bucket, struct diges
     uint32_t vocab = model_info(engine->model)->vocab_size;
     uint32_t n = MIN(CANARY_TOKENS, bucket->request.tokens);
     uint32_t tokens[CANARY_TOKENS], page = engine->pages; /* the one behind the caller's */
-    struct engine_seq seq = {.tokens = tokens, .n_tokens = n, .prompt_len = n, .pages = &page,
-                             .n_pages = 1, .sample = true};
+    struct engine_seq seq = {.tokens = tokens,
+                             .n_tokens = n,
+                             .prompt_len = n,
+                             .pages = &page,
+                             .n_pages = 1,
+                             .sample = true};
     struct engine_step step = {.seqs = &seq, .n_seqs = 1};
     uint32_t rows;
 
@@ -127,8 +134,8 @@ static int recall(struct engine *engine, const struct digest *now, struct error 
     if (r < 0)
         return r;
     if (value.len != sizeof engine->canary.bytes)
-        return error_set(err, EBADMSG, "the canary's record has %zu bytes instead of %zu", value.len,
-                         sizeof engine->canary.bytes);
+        return error_set(err, EBADMSG, "the canary's record has %zu bytes instead of %zu",
+                         value.len, sizeof engine->canary.bytes);
     memcpy(engine->canary.bytes, value.data, sizeof engine->canary.bytes);
     engine->canary_known = true;
     return 0;
@@ -148,8 +155,9 @@ int canary_prove(struct engine *engine, struct bucket *bucket, struct error *err
         return error_prefix(err, "canary");
     if (digest_equal(&now, &engine->canary))
         return 0;
-    return error_set(err, EBADMSG,
-                     "canary: the graph for %u tokens gives %s, recorded is %s: the weights, a cached "
-                     "kernel or graph, or the processor differ from the recorded run",
-                     bucket->request.tokens, digest_hex(&now, is), digest_hex(&engine->canary, was));
+    return error_set(
+        err, EBADMSG,
+        "canary: the graph for %u tokens gives %s, recorded is %s: the weights, a cached "
+        "kernel or graph, or the processor differ from the recorded run",
+        bucket->request.tokens, digest_hex(&now, is), digest_hex(&engine->canary, was));
 }

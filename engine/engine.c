@@ -61,7 +61,8 @@ static int read_manifest(struct engine *engine, struct error *err)
         return error_sys(err, errno, "manifest");
     if (st.st_size <= 0 || (uint64_t)st.st_size > GIB)
         return error_set(err, EBADMSG, "manifest: %lld bytes", (long long)st.st_size);
-    void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, engine->options.manifest, 0);
+    void *data =
+        mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, engine->options.manifest, 0);
     if (data == MAP_FAILED)
         return error_sys(err, errno, "manifest: map");
     int r = manifest_read(data, (size_t)st.st_size, &engine->model, &engine->layout,
@@ -90,8 +91,8 @@ static int open_device(struct engine *engine, struct error *err)
 
 static int attach_weights(struct engine *engine, struct error *err)
 {
-    struct ember_share share = {.kind = EMBER_SHARE_FD, .fd = engine->options.weights,
-                                .bytes = engine->layout->bytes};
+    struct ember_share share = {
+        .kind = EMBER_SHARE_FD, .fd = engine->options.weights, .bytes = engine->layout->bytes};
     struct ember_backend_error e = {0};
 
     int r = engine->backend->memory_import(engine->device, &share,
@@ -118,9 +119,9 @@ static int reserve(struct engine *engine, struct error *err)
             bytes[a] = MAX(bytes[a], b->plan->arena_bytes[a]);
         engine->staging_bytes = MAX(engine->staging_bytes, b->plan->io.inputs_end);
     }
-    uint64_t kv = engine->options.kv_bytes ? engine->options.kv_bytes
-                                           : engine_kv_default(info->kv_page_bytes,
-                                                               info->max_positions);
+    uint64_t kv = engine->options.kv_bytes
+                      ? engine->options.kv_bytes
+                      : engine_kv_default(info->kv_page_bytes, info->max_positions);
     if (kv < info->kv_page_bytes || kv / info->kv_page_bytes > INT32_MAX / KV_PAGE_SIZE - 1)
         return error_set(err, EINVAL, "kv_bytes is %llu; one page of this model takes %llu",
                          (unsigned long long)kv, (unsigned long long)info->kv_page_bytes);
@@ -314,7 +315,8 @@ int engine_adopt(struct engine *engine, struct error *err)
 {
     eventfd_t ignored;
 
-    eventfd_read(engine->wake, &ignored); /* first: a bucket that comes later makes it readable again */
+    eventfd_read(engine->wake,
+                 &ignored); /* first: a bucket that comes later makes it readable again */
     for (int i = 0; i < BUCKET_TAPS; i++) {
         struct bucket *bucket = &engine->buckets[i];
         if (atomic_load(&bucket->state) == BUCKET_DROPPED && bucket->error.code) {

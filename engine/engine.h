@@ -2,18 +2,20 @@
 /*
  * The engine: one model, attached and ready to run steps, in this process.
  *
- * engine_open goes from resident weights (two descriptors) to READY: it attaches the weights, restores the captured
- * graph of the first bucket from the cache (or captures it), resolves the kernels that the graph launches
- * (specialised builds from the cache, or compiled now, or ahead-of-time), and proves all of it with the canary. The
- * other buckets follow in the background, largest first: a thread restores or captures them, and
- * engine_adopt, called between steps, makes them usable.
+ * engine_open goes from resident weights (two descriptors) to READY: it attaches the weights,
+ * restores the captured graph of the first bucket from the cache (or captures it), resolves the
+ * kernels that the graph launches (specialised builds from the cache, or compiled now, or
+ * ahead-of-time), and proves all of it with the canary. The other buckets follow in the background,
+ * largest first: a thread restores or captures them, and engine_adopt, called between steps, makes
+ * them usable.
  *
  * Nothing here knows sequences beyond a step: KV pages are named by the caller. One thread calls.
  *
- * The canary: a fixed input of CANARY_TOKENS tokens runs through the segments embed, one layer of each
- * variant and the head's probe, on a KV page of its own. The digest of the final-normed row and the probe's
- * logits is the same for every bucket, since results do not depend on buckets; it is recorded in the cache
- * per (weights, device) by the first instance and compared by every later one.
+ * The canary: a fixed input of CANARY_TOKENS tokens runs through the segments embed, one layer of
+ * each variant and the head's probe, on a KV page of its own. The digest of the final-normed row
+ * and the probe's logits is the same for every bucket, since results do not depend on buckets; it
+ * is recorded in the cache per (weights, device) by the first instance and compared by every later
+ * one.
  */
 #ifndef EMBER_ENGINE_ENGINE_H
 #define EMBER_ENGINE_ENGINE_H
@@ -30,14 +32,15 @@
 struct engine;
 
 struct engine_options {
-    const char *backend;  /* "cpu" or the path of a plug-in; NULL: "cpu" */
-    const char *isa;      /* CPU: force a variant; NULL: the best */
-    uint32_t threads;     /* 0: what the machine allows */
-    struct cache *cache;  /* borrowed; NULL: nothing is cached */
-    bool compile;         /* build specialised kernels that the cache lacks */
+    const char *backend;   /* "cpu" or the path of a plug-in; NULL: "cpu" */
+    const char *isa;       /* CPU: force a variant; NULL: the best */
+    uint32_t threads;      /* 0: what the machine allows */
+    struct cache *cache;   /* borrowed; NULL: nothing is cached */
+    bool compile;          /* build specialised kernels that the cache lacks */
     int weights, manifest; /* borrowed descriptors: sealed memfds as engine/load.h makes them */
-    uint64_t kv_bytes;    /* KV memory; 0: engine_kv_default */
-    uint32_t tap_tokens;  /* > 0: also a bucket of that many tokens with all logits and hidden states */
+    uint64_t kv_bytes;     /* KV memory; 0: engine_kv_default */
+    uint32_t
+        tap_tokens; /* > 0: also a bucket of that many tokens with all logits and hidden states */
 };
 
 /* What a start took, in milliseconds, and what it found. */
@@ -53,7 +56,7 @@ struct engine_limits {
     uint32_t pages;      /* KV pages 0..pages-1 are the caller's */
     uint32_t max_tokens; /* of one step, now: grows as buckets are adopted */
     uint32_t max_seqs;
-    uint64_t bytes;      /* KV, scratch and I/O memory reserved by this engine */
+    uint64_t bytes; /* KV, scratch and I/O memory reserved by this engine */
 };
 
 /* A sequence's part of a step: n_tokens tokens at position, position + 1, ... */
@@ -74,7 +77,8 @@ struct engine_step {
 
 /* Valid until the next call on the engine. */
 struct engine_result {
-    uint32_t n_rows;       /* rows with logits: sequences with `sample`, in order; every token with taps */
+    uint32_t
+        n_rows; /* rows with logits: sequences with `sample`, in order; every token with taps */
     const int32_t *greedy; /* [n_rows] argmax */
     const float *logits;   /* [n_rows, vocab] when asked for, else NULL */
     const float *hidden;   /* [n_layers + 1, tap_tokens, hidden_size] with taps, else NULL */
@@ -91,12 +95,14 @@ const struct model_info *engine_model(const struct engine *engine);
 const char *engine_source_dir(const struct engine *engine);
 struct engine_limits engine_limits(const struct engine *engine);
 
-/* KV bytes an instance gets when nothing is configured: up to 8,192 tokens or 512 MiB, at least 64 tokens. */
+/* KV bytes an instance gets when nothing is configured: up to 8,192 tokens or 512 MiB, at least 64
+ * tokens. */
 uint64_t engine_kv_default(uint64_t kv_page_bytes, uint32_t max_positions);
 
 /*
- * Runs one step. Everything in it is checked first: -EINVAL (a token beyond the vocabulary, a page beyond `pages`,
- * too few pages, a position beyond max_positions), -E2BIG (more tokens or sequences than the limits). A refused step has changed nothing.
+ * Runs one step. Everything in it is checked first: -EINVAL (a token beyond the vocabulary, a page
+ * beyond `pages`, too few pages, a position beyond max_positions), -E2BIG (more tokens or sequences
+ * than the limits). A refused step has changed nothing.
  */
 int engine_step(struct engine *engine, const struct engine_step *step, struct engine_result *ret,
                 struct error *err);
@@ -106,8 +112,9 @@ int engine_background(struct engine *engine, struct error *err);
 /* An eventfd that becomes readable when a bucket is ready to adopt, -1 without background. */
 int engine_background_fd(const struct engine *engine);
 /*
- * Adopts at most one bucket: instantiate and canary, well under a millisecond beside the canary. 1: there may be more,
- * 0: nothing to do; a bucket that fails its proof is dropped and reported as a negative errno, the engine serves on.
+ * Adopts at most one bucket: instantiate and canary, well under a millisecond beside the canary. 1:
+ * there may be more, 0: nothing to do; a bucket that fails its proof is dropped and reported as a
+ * negative errno, the engine serves on.
  */
 int engine_adopt(struct engine *engine, struct error *err);
 /* True when every bucket has been adopted or dropped. */

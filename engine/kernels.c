@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Resolving the kernels that graphs launch: a specialised build from the cache, else compiled now, else the
- * ahead-of-time kernel, which always exists and gives the same bits. No compiler, a failing compiler or a blob
- * that does not load cost speed, never a start: the first reason is kept as the notice.
+ * Resolving the kernels that graphs launch: a specialised build from the cache, else compiled now,
+ * else the ahead-of-time kernel, which always exists and gives the same bits. No compiler, a
+ * failing compiler or a blob that does not load cost speed, never a start: the first reason is kept
+ * as the notice.
  */
 #include "engine/engine_private.h"
 

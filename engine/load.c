@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loading. The layout's sources are cut into chunks; threads take chunks in arena order, so that what arrives
- * first is what a forward pass needs first. The digest of the weights is the digest of the chunks' digests in
- * order: the same for any number of threads.
+ * Loading. The layout's sources are cut into chunks; threads take chunks in arena order, so that
+ * what arrives first is what a forward pass needs first. The digest of the weights is the digest of
+ * the chunks' digests in order: the same for any number of threads.
  */
 #include "engine/load.h"
 
@@ -69,9 +69,9 @@ static int cut(const struct weights_layout *layout, struct load *load, struct er
         for (uint32_t s = 0; s < weight->n_sources; s++) {
             const struct weight_source *source = &layout->sources[weight->first_source + s];
             for (uint64_t at = 0; at < source->bytes; at += CHUNK_BYTES)
-                load->chunks[load->n_chunks++] = (struct chunk){
-                    weight, source, weight->offset + source->offset + at, at,
-                    (uint32_t)MIN(source->bytes - at, CHUNK_BYTES)};
+                load->chunks[load->n_chunks++] =
+                    (struct chunk){weight, source, weight->offset + source->offset + at, at,
+                                   (uint32_t)MIN(source->bytes - at, CHUNK_BYTES)};
         }
     }
     return 0;
@@ -80,8 +80,9 @@ static int cut(const struct weights_layout *layout, struct load *load, struct er
 static int pwrite_all(int fd, const char *data, size_t n, uint64_t offset, struct error *err)
 {
     for (size_t done = 0; done < n;) {
-        ssize_t r = fault_hit(FAULT_WRITE) ? (errno = ENOSPC, -1)
-                                           : pwrite(fd, data + done, n - done, (off_t)(offset + done));
+        ssize_t r = fault_hit(FAULT_WRITE)
+                        ? (errno = ENOSPC, -1)
+                        : pwrite(fd, data + done, n - done, (off_t)(offset + done));
         if (r < 0 && errno == EINTR)
             continue;
         if (r < 0)
@@ -92,8 +93,8 @@ static int pwrite_all(int fd, const char *data, size_t n, uint64_t offset, struc
 }
 
 /*
- * A page that is written whole is not zeroed first, so write(2) beats a mapping; but a memfd of explicit huge
- * pages takes no write(2).
+ * A page that is written whole is not zeroed first, so write(2) beats a mapping; but a memfd of
+ * explicit huge pages takes no write(2).
  */
 static int put(struct load *load, const char *data, const struct chunk *chunk, struct error *err)
 {

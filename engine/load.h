@@ -2,8 +2,9 @@
 /*
  * Loading: a checkpoint's folder becomes two sealed memfds, the weights and their manifest.
  *
- * Bytes go from the page cache or disk through a small buffer into the memfd by read and write (a page that is
- * written whole is never zeroed first), by several threads; each tensor's digest is taken on the way. Nothing is mapped.
+ * Bytes go from the page cache or disk through a small buffer into the memfd by read and write (a
+ * page that is written whole is never zeroed first), by several threads; each tensor's digest is
+ * taken on the way. Nothing is mapped.
  */
 #ifndef EMBER_ENGINE_LOAD_H
 #define EMBER_ENGINE_LOAD_H

@@ -83,8 +83,10 @@ static void keep_best(struct candidate *c, uint32_t n, uint32_t k)
     }
 }
 
-/* How many of the sorted candidates top-p and min-p leave; weights[] become exp(logit / T - max). */
-static uint32_t cut(const struct sampling *s, const struct candidate *c, double *weights, uint32_t n)
+/* How many of the sorted candidates top-p and min-p leave; weights[] become exp(logit / T - max).
+ */
+static uint32_t cut(const struct sampling *s, const struct candidate *c, double *weights,
+                    uint32_t n)
 {
     double total = 0, sum = 0;
     uint32_t kept = 0;

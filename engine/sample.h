@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Choosing a token from logits. Temperature, then top-k, then top-p, then min-p, each over the distribution the
- * one before left; the draw is inverse-CDF in falling order of probability with a counter-based random number, so that
- * (seed, index) fixes the token whatever else is in the batch.
+ * Choosing a token from logits. Temperature, then top-k, then top-p, then min-p, each over the
+ * distribution the one before left; the draw is inverse-CDF in falling order of probability with a
+ * counter-based random number, so that (seed, index) fixes the token whatever else is in the batch.
  */
 #ifndef EMBER_ENGINE_SAMPLE_H
 #define EMBER_ENGINE_SAMPLE_H

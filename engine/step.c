@@ -21,8 +21,9 @@ static int check_seq(const struct engine *engine, const struct engine_seq *seq, 
                          "sequence %u would reach position %llu, the model has %u positions", index,
                          (unsigned long long)end, info->max_positions);
     if ((uint64_t)seq->n_pages * KV_PAGE_SIZE < end)
-        return error_set(err, EINVAL, "sequence %u has %u KV pages for %llu tokens, %llu are needed",
-                         index, seq->n_pages, (unsigned long long)end,
+        return error_set(err, EINVAL,
+                         "sequence %u has %u KV pages for %llu tokens, %llu are needed", index,
+                         seq->n_pages, (unsigned long long)end,
                          (unsigned long long)((end + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE));
     for (uint32_t i = 0; i < seq->n_tokens; i++)
         if (seq->tokens[i] >= info->vocab_size)
@@ -78,8 +79,10 @@ static uint64_t lay_out(uint8_t *staging, const struct step_io *io, const struct
                         bool all_rows)
 {
     struct ember_step_header *header = (struct ember_step_header *)staging;
-    int32_t *tokens = (int32_t *)(staging + io->tokens), *positions = (int32_t *)(staging + io->positions);
-    int32_t *rope_len = (int32_t *)(staging + io->rope_len), *seq_of = (int32_t *)(staging + io->seq_of);
+    int32_t *tokens = (int32_t *)(staging + io->tokens),
+            *positions = (int32_t *)(staging + io->positions);
+    int32_t *rope_len = (int32_t *)(staging + io->rope_len),
+            *seq_of = (int32_t *)(staging + io->seq_of);
     int32_t *kv_slot = (int32_t *)(staging + io->kv_slot), *rows = (int32_t *)(staging + io->rows);
     int32_t *pages = (int32_t *)(staging + io->pages);
     uint32_t n = 0, n_rows = 0;
@@ -142,7 +145,8 @@ static int read_back(struct engine *engine, const struct bucket *bucket,
     struct ember_memory *memory = engine->memory[EMBER_ARENA_IO];
     struct ember_backend_error e = {0};
     uint64_t logits = (uint64_t)rows * io->shape.vocab * sizeof(float);
-    uint64_t hidden = (uint64_t)io->shape.taps * io->shape.tokens * io->shape.hidden * sizeof(float);
+    uint64_t hidden =
+        (uint64_t)io->shape.taps * io->shape.tokens * io->shape.hidden * sizeof(float);
     int r = 0;
 
     if (rows)
@@ -190,10 +194,9 @@ int engine_step(struct engine *engine, const struct engine_step *step, struct en
     struct bucket *bucket = choose_bucket(engine, step, tokens, rows);
     if (!bucket) {
         struct engine_limits limits = engine_limits(engine);
-        return error_set(err, E2BIG,
-                         "a step of %llu tokens in %u sequences; this instance takes %u in %u now",
-                         (unsigned long long)tokens, step->n_seqs, limits.max_tokens,
-                         limits.max_seqs);
+        return error_set(
+            err, E2BIG, "a step of %llu tokens in %u sequences; this instance takes %u in %u now",
+            (unsigned long long)tokens, step->n_seqs, limits.max_tokens, limits.max_seqs);
     }
     r = run(engine, bucket, step, &rows, err);
     if (r < 0)

@@ -2,16 +2,18 @@
 /*
  * Captured graphs: a plan lowered for one backend, relocatable, storable.
  *
- * A captured graph is a list of launches (kernel name, specialisation, grid, arguments) in which every argument is a
- * constant or (arena, offset), cut into the plan's segments. It holds no address and no pointer. Instantiating
- * it relocates the arguments against the arenas of one process and resolves the kernels.
+ * A captured graph is a list of launches (kernel name, specialisation, grid, arguments) in which
+ * every argument is a constant or (arena, offset), cut into the plan's segments. It holds no
+ * address and no pointer. Instantiating it relocates the arguments against the arenas of one
+ * process and resolves the kernels.
  *
  * Stored form (little-endian, all offsets from its start, 8-byte aligned):
  *   header    magic "EMBG", version, total bytes, counts and offsets of the sections below
  *   arenas    bytes needed of each arena            segments  kind, variant, first launch, count
  *   kernels   name[32], spec[96]                    launches  kernel, grid[3], first arg, arg count
  *   args      value u64                             relocs    arena i8 for each arg (-1: constant)
- * The cache adds the checksum. graph_parse trusts nothing: every count, index and (arena, offset) is checked.
+ * The cache adds the checksum. graph_parse trusts nothing: every count, index and (arena, offset)
+ * is checked.
  */
 #ifndef EMBER_KERNELS_GRAPH_H
 #define EMBER_KERNELS_GRAPH_H
@@ -45,12 +47,14 @@ uint32_t graph_kernel_count(const struct graph *graph);
 const struct graph_kernel *graph_kernel_at(const struct graph *graph, uint32_t index);
 uint32_t graph_launch_count(const struct graph *graph);
 uint32_t graph_segment_count(const struct graph *graph);
-const struct plan_segment *graph_segment_at(const struct graph *graph, uint32_t index); /* launches */
+const struct plan_segment *graph_segment_at(const struct graph *graph,
+                                            uint32_t index); /* launches */
 uint64_t graph_arena_bytes(const struct graph *graph, enum ember_arena arena);
 
 /*
- * Relocates: base[a] is the device address of arena a and size[a] its bytes (each at least what the graph needs;
- * -ERANGE otherwise), kernels[i] what kernel i resolved to. Uses a native graph where the backend has one.
+ * Relocates: base[a] is the device address of arena a and size[a] its bytes (each at least what the
+ * graph needs; -ERANGE otherwise), kernels[i] what kernel i resolved to. Uses a native graph where
+ * the backend has one.
  */
 int graph_instantiate(const struct graph *graph, const struct ember_backend *backend,
                       struct ember_device *device, const uint64_t base[EMBER_ARENA_COUNT],

@@ -2,10 +2,11 @@
 /*
  * Plans: what model/ makes for one bucket and graph.h captures.
  *
- * A plan is a list of ops (ember/op.h) over the five arenas, cut into segments: one for the embedding, one for each
- * layer, one for the head's probe (final norm and the logits of the first few vocabulary entries) and one for the rest
- * of the head. The canary runs some segments and not others, so a segment's ops touch no scratch of another but what the
- * embedding's segment wrote, which therefore always runs: the residual stream and the rope tables.
+ * A plan is a list of ops (ember/op.h) over the five arenas, cut into segments: one for the
+ * embedding, one for each layer, one for the head's probe (final norm and the logits of the first
+ * few vocabulary entries) and one for the rest of the head. The canary runs some segments and not
+ * others, so a segment's ops touch no scratch of another but what the embedding's segment wrote,
+ * which therefore always runs: the residual stream and the rope tables.
  *
  * The builder half (plan_new .. plan_op) is for model/; the rest reads.
  */
@@ -66,8 +67,8 @@ const char *dtype_name(enum ember_dtype dtype);
 const char *op_name(enum ember_op_kind kind);
 
 /*
- * Checks every op: operands present, ranks, dtypes and dimensions agree, each inside its arena. A plan that passes
- * cannot make a kernel leave its arenas. -EINVAL names op, segment and operand.
+ * Checks every op: operands present, ranks, dtypes and dimensions agree, each inside its arena. A
+ * plan that passes cannot make a kernel leave its arenas. -EINVAL names op, segment and operand.
  */
 int plan_check(const struct plan *plan, struct error *err);
 

@@ -2,17 +2,17 @@
 /*
  * The IO arena of one bucket: where a step's inputs and outputs stand.
  *
- * Inputs come first and are contiguous so that one copy brings them in; the page table is the last of them, so that
- * the copy can stop behind the rows in use. Every array starts on a 64-byte boundary. All integers are int32.
+ * Inputs come first and are contiguous so that one copy brings them in; the page table is the last
+ * of them, so that the copy can stop behind the rows in use. Every array starts on a 64-byte
+ * boundary. All integers are int32.
  *
  *   header    struct ember_step_header
  *   tokens    [T]     token ids, sequence by sequence
  *   positions [T]     position of the token in its sequence, from 0
- *   rope_len  [T]     length that "dynamic" rope scaling sees: prompt length for prompt tokens, position + 1 else
- *   seq_of    [T]     index of the token's sequence, < n_seqs
- *   kv_slot   [T]     page * page_size + slot, where its K and V go
- *   rows      [R]     which tokens get logits
- *   pages     [S, P]  page table
+ *   rope_len  [T]     length that "dynamic" rope scaling sees: prompt length for prompt tokens,
+ * position + 1 else seq_of    [T]     index of the token's sequence, < n_seqs kv_slot   [T] page *
+ * page_size + slot, where its K and V go rows      [R]     which tokens get logits pages     [S, P]
+ * page table
  *   -- outputs --
  *   sampled   [R]     argmax ids
  *   logits    [R, V]  float32

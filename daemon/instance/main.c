@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ember-instance: one model, warm, on one device. emberd starts it, pushes its configuration with the weights'
- * descriptors over the link, and hears READY when the canary has passed. From then on it serves the driver that
- * holds the lease, one step at a time, and adopts further graphs when nobody waits. It decides nothing. When the link closes it exits.
+ * ember-instance: one model, warm, on one device. emberd starts it, pushes its configuration with
+ * the weights' descriptors over the link, and hears READY when the canary has passed. From then on
+ * it serves the driver that holds the lease, one step at a time, and adopts further graphs when
+ * nobody waits. It decides nothing. When the link closes it exits.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -56,7 +57,8 @@ static int receive_start(struct instance *instance, struct error *err)
     size_t n_fds = START_FDS;
     ProtobufCMessage *message;
 
-    int r = link_recv(LINK_FD, &ember__v1__to_instance__descriptor, &message, instance->fds, &n_fds);
+    int r =
+        link_recv(LINK_FD, &ember__v1__to_instance__descriptor, &message, instance->fds, &n_fds);
     if (r != 0)
         return error_sys(err, r < 0 ? -r : EPROTO, "no configuration from emberd");
     instance->start_message = (Ember__V1__ToInstance *)message;

@@ -2,17 +2,18 @@
 /*
  * The backend ABI: what a kind of accelerator ("XPU") must offer.
  *
- * A backend is a table of functions. The CPU backend is built in; any other comes as a shared object
- * that exports `const struct ember_backend *ember_backend_entry(void)`. Nothing above this table
- * may assume that device memory can be read or written by the host: bytes go in and out by copies.
+ * A backend is a table of functions. The CPU backend is built in; any other comes as a shared
+ * object that exports `const struct ember_backend *ember_backend_entry(void)`. Nothing above this
+ * table may assume that device memory can be read or written by the host: bytes go in and out by
+ * copies.
  *
- * Optional slots may be NULL; the caller then does without (a launch list for a native graph, no specialised
- * kernels, no timing). A slot that returns int returns 0 or a negative errno value and, on failure, writes one
- * line of text to `error` (never NULL).
+ * Optional slots may be NULL; the caller then does without (a launch list for a native graph, no
+ * specialised kernels, no timing). A slot that returns int returns 0 or a negative errno value and,
+ * on failure, writes one line of text to `error` (never NULL).
  *
  * Threads: a device and what belongs to it are used by one thread at a time. Work on a queue is
- * asynchronous and in order; queue_sync is the only wait. Host memory given to a copy must stay valid
- * until the next queue_sync.
+ * asynchronous and in order; queue_sync is the only wait. Host memory given to a copy must stay
+ * valid until the next queue_sync.
  */
 #ifndef EMBER_BACKEND_H
 #define EMBER_BACKEND_H
@@ -37,9 +38,11 @@ struct ember_kernel;
 struct ember_native_graph;
 
 struct ember_device_options {
-    uint32_t index;   /* which device of this kind */
-    uint32_t threads; /* CPU-like backends: worker threads, 0 = what affinity and cgroup quota allow */
-    const char *isa;  /* CPU-like backends: force a variant ("baseline", "avx2", "avx512"), NULL = best */
+    uint32_t index; /* which device of this kind */
+    uint32_t
+        threads; /* CPU-like backends: worker threads, 0 = what affinity and cgroup quota allow */
+    const char
+        *isa; /* CPU-like backends: force a variant ("baseline", "avx2", "avx512"), NULL = best */
 };
 
 struct ember_device_info {
@@ -69,9 +72,9 @@ struct ember_launch_arg {
 };
 
 /*
- * One launch as lowering emits it. `kernel` names an ahead-of-time kernel ("linear.bf16"). `spec` is empty, or
- * what a specialised build of the same kernel fixes at compile time ("K=1024,N=3072"): same arguments,
- * same result to the bit.
+ * One launch as lowering emits it. `kernel` names an ahead-of-time kernel ("linear.bf16"). `spec`
+ * is empty, or what a specialised build of the same kernel fixes at compile time ("K=1024,N=3072"):
+ * same arguments, same result to the bit.
  */
 struct ember_launch {
     char kernel[32];
@@ -84,10 +87,11 @@ typedef int (*ember_emit_fn)(void *sink, const struct ember_launch *launch);
 
 /* What the kernel cache needs to know about a specialised kernel before it is built. */
 struct ember_kernel_source {
-    const char *text; /* the whole translation unit, owned by the backend, valid while the device is */
+    const char
+        *text; /* the whole translation unit, owned by the backend, valid while the device is */
     size_t text_len;
-    char options[256];      /* compiler options, spec included */
-    char compiler[256];     /* identity and version of the compiler that would build it */
+    char options[256];  /* compiler options, spec included */
+    char compiler[256]; /* identity and version of the compiler that would build it */
 };
 
 struct ember_backend {
@@ -108,7 +112,8 @@ struct ember_backend {
     int (*memory_import)(struct ember_device *device, const struct ember_share *share,
                          struct ember_memory **ret, struct ember_backend_error *error);
     void (*memory_free)(struct ember_memory *memory);
-    /* The device address of byte 0: what a relocated argument holds. Not to be dereferenced by the host. */
+    /* The device address of byte 0: what a relocated argument holds. Not to be dereferenced by the
+     * host. */
     uint64_t (*memory_address)(struct ember_memory *memory);
 
     int (*queue_create)(struct ember_device *device, struct ember_queue **ret,
@@ -122,7 +127,8 @@ struct ember_backend {
                     uint64_t from_offset, uint64_t bytes, struct ember_backend_error *error);
 
     /* Lowers one op to launches, in order, by calling emit for each; a non-zero return of emit is
-     * passed back. -ENOTSUP: this op with these attributes is beyond the backend; the text says why. */
+     * passed back. -ENOTSUP: this op with these attributes is beyond the backend; the text says
+     * why. */
     int (*lower)(struct ember_device *device, const struct ember_op *op, ember_emit_fn emit,
                  void *sink, struct ember_backend_error *error);
 
@@ -138,7 +144,8 @@ struct ember_backend {
     int (*memory_export)(struct ember_memory *memory, struct ember_share *ret,
                          struct ember_backend_error *error);
 
-    /* Specialised kernels: describe, build to a blob (malloc'd, caller frees), load, look up by kernel name. */
+    /* Specialised kernels: describe, build to a blob (malloc'd, caller frees), load, look up by
+     * kernel name. */
     int (*kernel_source)(struct ember_device *device, const char *kernel, const char *spec,
                          struct ember_kernel_source *ret, struct ember_backend_error *error);
     int (*kernel_compile)(struct ember_device *device, const struct ember_kernel_source *source,
@@ -149,7 +156,8 @@ struct ember_backend {
                        struct ember_backend_error *error);
     void (*module_free)(struct ember_module *module);
 
-    /* Native graphs over relocated launches; runs launches [first, first + count). Falls back to `launch`. */
+    /* Native graphs over relocated launches; runs launches [first, first + count). Falls back to
+     * `launch`. */
     int (*graph_instantiate)(struct ember_device *device, struct ember_kernel *const *kernels,
                              const uint32_t (*grids)[3], const uint64_t *const *args,
                              const uint32_t *n_args, uint32_t n_launches,

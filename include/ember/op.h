@@ -3,16 +3,18 @@
  * The op set: what a plan is made of and what a backend must be able to lower.
  *
  * An op is plain data: a kind, up to EMBER_OP_TENSORS operands and a few attributes whose meaning
- * the table of each kind below fixes. Operands live in five arenas and are named by (arena, offset);
- * no op holds an address. All activations are float32, row-major; a weight keeps its stored dtype.
+ * the table of each kind below fixes. Operands live in five arenas and are named by (arena,
+ * offset); no op holds an address. All activations are float32, row-major; a weight keeps its
+ * stored dtype.
  *
  * Row counts are dynamic: an op is planned for a bucket of T tokens, S sequences and R logit rows,
  * and a step brings n_tokens <= T, n_seqs <= S, n_rows <= R in its header at the start of the IO
- * arena (struct ember_step_header). An op works on the first n rows of the count it names in `rows`.
+ * arena (struct ember_step_header). An op works on the first n rows of the count it names in
+ * `rows`.
  *
- * Exactness: the value of an output element must not depend on the bucket, on n_tokens, on the other
- * rows of the batch, on the number of threads or on the launch grid. A backend therefore fixes one
- * order of accumulation per element.
+ * Exactness: the value of an output element must not depend on the bucket, on n_tokens, on the
+ * other rows of the batch, on the number of threads or on the launch grid. A backend therefore
+ * fixes one order of accumulation per element.
  */
 #ifndef EMBER_OP_H
 #define EMBER_OP_H
@@ -69,9 +71,10 @@ struct ember_step_header {
 #define EMBER_OP_FLOATS 6
 
 struct ember_op {
-    uint16_t kind;    /* enum ember_op_kind */
-    uint16_t rows;    /* enum ember_rows */
-    uint32_t segment; /* index into the plan's segments: embed, layer 0.., head; used by the canary */
+    uint16_t kind; /* enum ember_op_kind */
+    uint16_t rows; /* enum ember_rows */
+    uint32_t
+        segment; /* index into the plan's segments: embed, layer 0.., head; used by the canary */
     struct ember_tensor t[EMBER_OP_TENSORS];
     int64_t i[EMBER_OP_INTS];
     double f[EMBER_OP_FLOATS];
@@ -105,9 +108,11 @@ enum ember_op_kind {
 enum ember_act { EMBER_ACT_SILU, EMBER_ACT_GELU_TANH, EMBER_ACT_GELU_ERF, EMBER_ACT_RELU2 };
 enum ember_norm { EMBER_NORM_RMS, EMBER_NORM_LAYER };
 enum ember_rope { EMBER_ROPE_STATIC, EMBER_ROPE_DYNAMIC_NTK };
-/* How split_norm_rope normalises q and k: not, each head over dk, or all heads of q (k) as one row. */
+/* How split_norm_rope normalises q and k: not, each head over dk, or all heads of q (k) as one row.
+ */
 enum ember_qk_norm { EMBER_QK_NORM_NONE, EMBER_QK_NORM_HEAD, EMBER_QK_NORM_ROW };
-/* softmax over all experts then top-k; sigmoid then top-k; top-k of the logits then softmax of those. */
+/* softmax over all experts then top-k; sigmoid then top-k; top-k of the logits then softmax of
+ * those. */
 enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SOFTMAX };
 
 /*
@@ -115,15 +120,16 @@ enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SO
  * [opt] may be absent. "x" without a word on layout is [rows, D] float32.
  */
 
-/* embed: out[r] = scale * table[token[r]]. A token >= V is a caller's error, checked before a step. */
+/* embed: out[r] = scale * table[token[r]]. A token >= V is a caller's error, checked before a step.
+ */
 enum { EMBED_TOKENS /* i32 [T], IO */, EMBED_TABLE /* [V, D] */, EMBED_OUT /* [T, D] */ };
 enum { EMBED_F_SCALE };
 
 /*
- * norm: if DELTA is there, x += delta_scale * delta (in place) first; then, over each group of GROUP
- * consecutive elements of a row (0: the whole row), out = x * rsqrt(mean(x^2) + eps) * (w + w_bias)
- * for RMS, or (x - mean) * rsqrt(var + eps) * w + b for LAYER. A grouped w has GROUP elements.
- * OUT may be the same tensor as X. The mean is accumulated in at least float32.
+ * norm: if DELTA is there, x += delta_scale * delta (in place) first; then, over each group of
+ * GROUP consecutive elements of a row (0: the whole row), out = x * rsqrt(mean(x^2) + eps) * (w +
+ * w_bias) for RMS, or (x - mean) * rsqrt(var + eps) * w + b for LAYER. A grouped w has GROUP
+ * elements. OUT may be the same tensor as X. The mean is accumulated in at least float32.
  */
 enum { NORM_X, NORM_W, NORM_B /* [opt] */, NORM_OUT, NORM_DELTA /* [opt] */ };
 enum { NORM_I_KIND /* enum ember_norm */, NORM_I_GROUP };
@@ -134,8 +140,8 @@ enum { ADD_X, ADD_DELTA };
 enum { ADD_F_SCALE };
 
 /*
- * linear: out[r, n] = cap(scale * (sum_k x[r, k] * w[n, k] + b[n])), where cap(v) is v when softcap is 0
- * and softcap * tanh(v / softcap) otherwise. w is [N, K] as checkpoints store it.
+ * linear: out[r, n] = cap(scale * (sum_k x[r, k] * w[n, k] + b[n])), where cap(v) is v when softcap
+ * is 0 and softcap * tanh(v / softcap) otherwise. w is [N, K] as checkpoints store it.
  */
 enum { LINEAR_X /* [rows, K] */, LINEAR_W, LINEAR_B /* [opt] [N] */, LINEAR_OUT /* [rows, N] */ };
 enum { LINEAR_F_SCALE, LINEAR_F_SOFTCAP };
@@ -143,12 +149,16 @@ enum { LINEAR_F_SCALE, LINEAR_F_SOFTCAP };
 /*
  * rope_table: for token r and j < half: angle = float32(position[r]) * inv_freq[j], both rounded to
  * float32 as the reference does; out[r, j] = attention_factor * cos(angle), out[r, half + j] =
- * attention_factor * sin(angle). DYNAMIC_NTK (Hugging Face "dynamic"): with n = rope_len[r] > max_position the
- * base theta becomes theta * (factor * n / max_position - (factor - 1)) ^ (2 half / (2 half - 2)) and inv_freq[j] =
- * base ^ (-2j / (2 half)); otherwise the table's.
+ * attention_factor * sin(angle). DYNAMIC_NTK (Hugging Face "dynamic"): with n = rope_len[r] >
+ * max_position the base theta becomes theta * (factor * n / max_position - (factor - 1)) ^ (2 half
+ * / (2 half - 2)) and inv_freq[j] = base ^ (-2j / (2 half)); otherwise the table's.
  */
-enum { ROPE_POSITIONS /* i32 [T] */, ROPE_LEN /* i32 [T] */, ROPE_INV_FREQ /* f32 [half], weights */,
-       ROPE_OUT /* f32 [T, 2 half] */ };
+enum {
+    ROPE_POSITIONS /* i32 [T] */,
+    ROPE_LEN /* i32 [T] */,
+    ROPE_INV_FREQ /* f32 [half], weights */,
+    ROPE_OUT /* f32 [T, 2 half] */
+};
 enum { ROPE_I_KIND /* enum ember_rope */ };
 enum { ROPE_F_ATTENTION_FACTOR, ROPE_F_THETA, ROPE_F_FACTOR, ROPE_F_MAX_POSITION };
 
@@ -162,27 +172,53 @@ enum { ROPE_F_ATTENTION_FACTOR, ROPE_F_THETA, ROPE_F_FACTOR, ROPE_F_MAX_POSITION
  * operands' offset is that block's place in page 0 and row_stride the distance to the next page.
  * ROPE absent or ROTARY 0: no rotation.
  */
-enum { SNR_QKV, SNR_Q_NORM /* [opt] */, SNR_K_NORM /* [opt] */, SNR_ROPE /* [opt] [T, rotary] */,
-       SNR_Q /* out [T, Hq dk] */, SNR_K /* KV */, SNR_V /* KV */, SNR_KV_SLOT /* i32 [T] */ };
-enum { SNR_I_Q_HEADS, SNR_I_KV_HEADS, SNR_I_DK, SNR_I_DV, SNR_I_ROTARY, SNR_I_INTERLEAVED,
-       SNR_I_NORM /* enum ember_qk_norm */, SNR_I_NORM_AFTER, SNR_I_PAGE_SIZE };
+enum {
+    SNR_QKV,
+    SNR_Q_NORM /* [opt] */,
+    SNR_K_NORM /* [opt] */,
+    SNR_ROPE /* [opt] [T, rotary] */,
+    SNR_Q /* out [T, Hq dk] */,
+    SNR_K /* KV */,
+    SNR_V /* KV */,
+    SNR_KV_SLOT /* i32 [T] */
+};
+enum {
+    SNR_I_Q_HEADS,
+    SNR_I_KV_HEADS,
+    SNR_I_DK,
+    SNR_I_DV,
+    SNR_I_ROTARY,
+    SNR_I_INTERLEAVED,
+    SNR_I_NORM /* enum ember_qk_norm */,
+    SNR_I_NORM_AFTER,
+    SNR_I_PAGE_SIZE
+};
 enum { SNR_F_EPS, SNR_F_W_BIAS, SNR_F_V_SCALE };
 
 /*
- * attention: causal, paged. Token r of sequence s = seq_of[r] at position p sees the keys 0..p of s, or
- * p - window + 1..p when window > 0. Key j lives in page page_table[s, j / page_size], slot j % page_size.
- * scores = cap(scale * q.k), softmax in float32; a sink adds exp(sink[h]) to the denominator alone.
- * Query head h reads KV head h / (Hq / Hkv).
+ * attention: causal, paged. Token r of sequence s = seq_of[r] at position p sees the keys 0..p of
+ * s, or p - window + 1..p when window > 0. Key j lives in page page_table[s, j / page_size], slot j
+ * % page_size. scores = cap(scale * q.k), softmax in float32; a sink adds exp(sink[h]) to the
+ * denominator alone. Query head h reads KV head h / (Hq / Hkv).
  */
-enum { ATTN_Q, ATTN_K, ATTN_V, ATTN_PAGES /* i32 [S, pages a sequence] */, ATTN_SEQ_OF /* i32 [T] */,
-       ATTN_POSITIONS /* i32 [T] */, ATTN_SINKS /* [opt] [Hq] */, ATTN_OUT /* [T, Hq dv] */ };
+enum {
+    ATTN_Q,
+    ATTN_K,
+    ATTN_V,
+    ATTN_PAGES /* i32 [S, pages a sequence] */,
+    ATTN_SEQ_OF /* i32 [T] */,
+    ATTN_POSITIONS /* i32 [T] */,
+    ATTN_SINKS /* [opt] [Hq] */,
+    ATTN_OUT /* [T, Hq dv] */
+};
 enum { ATTN_I_Q_HEADS, ATTN_I_KV_HEADS, ATTN_I_DK, ATTN_I_DV, ATTN_I_PAGE_SIZE, ATTN_I_WINDOW };
 enum { ATTN_F_SCALE, ATTN_F_SOFTCAP };
 
 /*
- * glu: out[r, j] = act(gate) * up. LAYOUT 0: gate = x[r, j], up = x[r, I + j]; 1: interleaved, gate = x[r, 2j],
- * up = x[r, 2j + 1]. limit > 0 (gpt-oss): gate = min(gate, limit), up = clamp(up, -limit, limit), out = gate *
- * sigmoid(alpha * gate) * (up + 1). REPEAT: rows are n * repeat (k for expert rows), 0 means 1.
+ * glu: out[r, j] = act(gate) * up. LAYOUT 0: gate = x[r, j], up = x[r, I + j]; 1: interleaved, gate
+ * = x[r, 2j], up = x[r, 2j + 1]. limit > 0 (gpt-oss): gate = min(gate, limit), up = clamp(up,
+ * -limit, limit), out = gate * sigmoid(alpha * gate) * (up + 1). REPEAT: rows are n * repeat (k for
+ * expert rows), 0 means 1.
  */
 enum { GLU_X /* [rows, 2 I] */, GLU_OUT /* [rows, I] */ };
 enum { GLU_I_ACT, GLU_I_LAYOUT, GLU_I_REPEAT };
@@ -193,26 +229,40 @@ enum { ACT_X, ACT_OUT };
 enum { ACT_I_ACT };
 
 /*
- * moe_route: logits [T, E] → ids i32 [T, k] by falling score (equal scores: lower id first), weights f32
- * [T, k]. BIAS is added to the scores for choosing only. GROUPS > 1: experts are in `groups` equal groups, only
- * the best `top_groups` stay eligible (a group's score: the sum of its two best biased scores when there is a bias,
- * else its best). NORMALIZE: weights are divided by their sum + 1e-20. Then they are multiplied by scale.
+ * moe_route: logits [T, E] → ids i32 [T, k] by falling score (equal scores: lower id first),
+ * weights f32 [T, k]. BIAS is added to the scores for choosing only. GROUPS > 1: experts are in
+ * `groups` equal groups, only the best `top_groups` stay eligible (a group's score: the sum of its
+ * two best biased scores when there is a bias, else its best). NORMALIZE: weights are divided by
+ * their sum + 1e-20. Then they are multiplied by scale.
  */
 enum { ROUTE_LOGITS, ROUTE_BIAS /* [opt] [E] */, ROUTE_IDS, ROUTE_WEIGHTS };
-enum { ROUTE_I_KIND /* enum ember_route */, ROUTE_I_TOPK, ROUTE_I_NORMALIZE, ROUTE_I_GROUPS, ROUTE_I_TOP_GROUPS };
+enum {
+    ROUTE_I_KIND /* enum ember_route */,
+    ROUTE_I_TOPK,
+    ROUTE_I_NORMALIZE,
+    ROUTE_I_GROUPS,
+    ROUTE_I_TOP_GROUPS
+};
 enum { ROUTE_F_SCALE };
 
 /*
- * moe_linear: out[r k + j, n] = sum_i x[row, i] * w[ids[r, j], n, i] + b[ids[r, j], n], where row is r, or
- * r k + j when PER_SLOT is 1. w is [E, N, K].
+ * moe_linear: out[r k + j, n] = sum_i x[row, i] * w[ids[r, j], n, i] + b[ids[r, j], n], where row
+ * is r, or r k + j when PER_SLOT is 1. w is [E, N, K].
  */
 enum { MOE_X, MOE_W, MOE_B /* [opt] [E, N] */, MOE_IDS, MOE_OUT /* [T k, N] */ };
 enum { MOE_I_TOPK, MOE_I_PER_SLOT };
 
 /*
- * moe_combine: out[r] = sum_j weights[r, j] * y[r k + j], j ascending, + shared[r] * (gate ? sigmoid(gate[r]) : 1).
+ * moe_combine: out[r] = sum_j weights[r, j] * y[r k + j], j ascending, + shared[r] * (gate ?
+ * sigmoid(gate[r]) : 1).
  */
-enum { COMBINE_Y, COMBINE_WEIGHTS, COMBINE_SHARED /* [opt] */, COMBINE_GATE /* [opt] [T, 1] */, COMBINE_OUT };
+enum {
+    COMBINE_Y,
+    COMBINE_WEIGHTS,
+    COMBINE_SHARED /* [opt] */,
+    COMBINE_GATE /* [opt] [T, 1] */,
+    COMBINE_OUT
+};
 enum { COMBINE_I_TOPK };
 
 /* gather: out[r] = x[index[r]], rows = logits. */
@@ -221,7 +271,8 @@ enum { GATHER_X, GATHER_INDEX /* i32 [R] */, GATHER_OUT };
 /* copy: out[r] = x[r]. */
 enum { COPY_X, COPY_OUT };
 
-/* argmax: out[r] = the lowest index of the largest of logits[r]. NaN never wins; a row of NaN gives 0. */
+/* argmax: out[r] = the lowest index of the largest of logits[r]. NaN never wins; a row of NaN gives
+ * 0. */
 enum { ARGMAX_X /* [R, V] */, ARGMAX_OUT /* i32 [R] */ };
 
 #endif

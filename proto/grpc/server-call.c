@@ -108,8 +108,8 @@ static unsigned add_trailers(const struct grpc_call *call, nghttp2_nv *nv, unsig
         grpc_message_encode(call->status_text, text, room);
         nv[n++] = h2_header("grpc-message", text);
     }
-    const char *p = call->trailers.data, *end = p + call->trailers.len;
-    while (p < end) {
+    const char *p = call->trailers.data;
+    while (p && p < call->trailers.data + call->trailers.len) {
         const char *value = p + strlen(p) + 1;
         nv[n++] = h2_header(p, value);
         p = value + strlen(value) + 1;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The engine on the embedded model, over the backend that the first argument names: exact texts, and the same bits
- * fresh or restored, alone or batched, whole or in chunks, in whichever bucket.
+ * The engine on the embedded model, over the backend that the first argument names: exact texts,
+ * and the same bits fresh or restored, alone or batched, whole or in chunks, in whichever bucket.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -55,8 +55,11 @@ static int teardown(void **state)
 
 static struct engine_options options(struct cache *cache)
 {
-    return (struct engine_options){.backend = backend, .cache = cache, .compile = true,
-                                   .weights = loaded.weights, .manifest = loaded.manifest};
+    return (struct engine_options){.backend = backend,
+                                   .cache = cache,
+                                   .compile = true,
+                                   .weights = loaded.weights,
+                                   .manifest = loaded.manifest};
 }
 
 static struct engine *open_with(struct cache *cache)
@@ -114,8 +117,12 @@ static struct engine_result step(struct engine *engine, const struct engine_seq 
 static struct engine_result run_one(struct engine *engine, const uint32_t *tokens, uint32_t n,
                                     uint32_t position, uint32_t prompt_len, const uint32_t *pages)
 {
-    struct engine_seq seq = {.tokens = tokens, .n_tokens = n, .position = position,
-                             .prompt_len = prompt_len, .pages = pages, .n_pages = PAGES,
+    struct engine_seq seq = {.tokens = tokens,
+                             .n_tokens = n,
+                             .position = position,
+                             .prompt_len = prompt_len,
+                             .pages = pages,
+                             .n_pages = PAGES,
                              .sample = true};
     return step(engine, &seq, 1);
 }
@@ -140,7 +147,8 @@ static void generates_the_expected_tokens(void **state)
 
     some_pages(pages, 3);
     assert_true(json_array_size(json_object_get(json, "cases")) >= 5);
-    json_array_foreach (json_object_get(json, "cases"), index, item) {
+    json_array_foreach(json_object_get(json, "cases"), index, item)
+    {
         size_t n = ids_of(json_object_get(item, "prompt_ids"), prompt, 512);
         size_t m = ids_of(json_object_get(item, "greedy_ids"), want, 512);
         struct engine_result r = {0};
@@ -157,8 +165,8 @@ static void generates_the_expected_tokens(void **state)
 }
 
 static const uint32_t prompt_a[] = {1, 345, 201, 3288, 532, 341, 33, 2, 201, 1, 347, 201};
-static const uint32_t prompt_b[] = {1, 345, 201, 381, 364, 261, 2359, 33, 2, 201, 1, 347, 201, 35, 2359,
-                                    336, 404, 2854, 308, 1061, 290};
+static const uint32_t prompt_b[] = {1,   345, 201, 381,  364, 261, 2359, 33,  2,    201, 1,
+                                    347, 201, 35,  2359, 336, 404, 2854, 308, 1061, 290};
 
 static float *copy_logits(struct engine *engine, const struct engine_result *r, uint32_t row)
 {
@@ -205,9 +213,18 @@ static void batch_bucket_and_chunk_do_not_change_bits(void **state)
     struct engine_result r = run_one(engine, prompt_b, 21, 0, 21, pb);
     float *alone = copy_logits(engine, &r, 0);
 
-    struct engine_seq both[] = {
-        {.tokens = prompt_a, .n_tokens = 12, .prompt_len = 12, .pages = pa, .n_pages = PAGES, .sample = true},
-        {.tokens = prompt_b, .n_tokens = 21, .prompt_len = 21, .pages = pb, .n_pages = PAGES, .sample = true}};
+    struct engine_seq both[] = {{.tokens = prompt_a,
+                                 .n_tokens = 12,
+                                 .prompt_len = 12,
+                                 .pages = pa,
+                                 .n_pages = PAGES,
+                                 .sample = true},
+                                {.tokens = prompt_b,
+                                 .n_tokens = 21,
+                                 .prompt_len = 21,
+                                 .pages = pb,
+                                 .n_pages = PAGES,
+                                 .sample = true}};
     r = step(engine, both, 2);
     assert_int_equal(r.n_rows, 2);
     assert_same_bits(engine, alone, r.logits + engine_model(engine)->vocab_size);
@@ -237,8 +254,14 @@ static void refuses_bad_steps_and_serves_on(void **state)
         {{.tokens = bad_token, .n_tokens = 1, .pages = pages, .n_pages = PAGES}, -EINVAL},
         {{.tokens = prompt_a, .n_tokens = 1, .pages = bad_page, .n_pages = 1}, -EINVAL},
         {{.tokens = prompt_b, .n_tokens = 21, .pages = pages, .n_pages = 1}, -EINVAL},
-        {{.tokens = prompt_a, .n_tokens = 1, .position = 2048, .pages = pages, .n_pages = PAGES}, -EINVAL},
-        {{.tokens = prompt_a, .n_tokens = 1, .position = UINT32_MAX, .pages = pages, .n_pages = PAGES}, -EINVAL},
+        {{.tokens = prompt_a, .n_tokens = 1, .position = 2048, .pages = pages, .n_pages = PAGES},
+         -EINVAL},
+        {{.tokens = prompt_a,
+          .n_tokens = 1,
+          .position = UINT32_MAX,
+          .pages = pages,
+          .n_pages = PAGES},
+         -EINVAL},
         {{.tokens = many, .n_tokens = 600, .pages = pages, .n_pages = PAGES}, -E2BIG},
     };
 
@@ -292,7 +315,8 @@ static void other_weights_are_found_by_the_canary(void **state)
         assert_int_equal(pwrite(fd, &byte, 1, at), 1);
     }
     munmap(data, (size_t)size);
-    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL), 0);
+    assert_int_equal(
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL), 0);
     o.weights = fd;
     assert_int_equal(engine_open(&o, &engine, &err), -EBADMSG);
     assert_non_null(strstr(err.text, "canary"));

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""emberctl as a person uses it, against real programs: numbers, texts, failover, the cache, the demo."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+EMBERCTL = os.environ["EMBERCTL"]
+EMBERD = os.environ["EMBERD"]
+FENCE = os.environ.get("FENCE", "")
+SHARED = os.environ.get("EMBER_SHARED", os.path.join(SOURCE, "..", "shared"))
+TINY = os.path.join(SOURCE, "models", "ember-tiny")
+GOLDENS = os.path.join(SOURCE, "tests", "goldens")
+QUESTION = "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n"
+ANSWER = "I am ember-tiny, a very small language model that ships with emberd as its embedded default."
+
+
+def ctl(*args, env=None, check=True, text_in=None):
+    run = subprocess.run([EMBERCTL, *args], capture_output=True, text=True, env=env, input=text_in,
+                         timeout=120)
+    if check and run.returncode != 0:
+        raise AssertionError(f"emberctl {' '.join(args)}: {run.returncode}\n{run.stdout}{run.stderr}")
+    return run
+
+
+def folders(path):
+    return sorted(os.path.join(path, name) for name in os.listdir(path)
+                  if os.path.exists(os.path.join(path, name, "case.json")))
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children(pid):
+    out = subprocess.run(["ps", "-o", "pid=", "--ppid", str(pid)], capture_output=True, text=True)
+    return [int(p) for p in out.stdout.split()]
+
+
+class Daemon:
+    def __init__(self, *options, fault=None, cache=None):
+        self.dir = tempfile.mkdtemp(prefix="ember-cli-")
+        self.socket = os.path.join(self.dir, "s")
+        self.cache = cache or os.path.join(self.dir, "cache")
+        env = dict(os.environ, EMBER_FAULT=fault or "")
+        self.env = dict(os.environ, EMBER_SOCKET=self.socket)
+        self.log = open(os.path.join(self.dir, "log"), "w+")
+        self.process = subprocess.Popen(
+            [EMBERD, f"--socket={self.socket}", f"--runtime-dir={self.dir}/run",
+             f"--cache-dir={self.cache}", *options], env=env, stderr=self.log)
+        for _ in range(1000):
+            if subprocess.run([EMBERCTL, "status"], env=self.env, capture_output=True).returncode == 0:
+                return
+            time.sleep(0.01)
+        raise AssertionError("emberd does not answer")
+
+    def ctl(self, *args, **more):
+        return ctl(*args, env=self.env, **more)
+
+    def json(self, *args):
+        return json.loads(self.ctl(*args, "--json").stdout)
+
+    def text(self, *args):
+        return self.ctl("generate", *args).stdout.rstrip("\n")
+
+    def end(self, how=signal.SIGTERM):
+        self.process.send_signal(how)
+        self.process.wait(20)
+        self.log.close()
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.end()
+
+
+class Verify(unittest.TestCase):
+    def check(self, dirs, *options):
+        for result in json.loads(ctl("verify", *dirs, *options, "--json").stdout):
+            self.assertEqual(result["result"], "pass", result)
+            self.assertEqual(result["greedy_equal"], result["greedy_expected"])
+
+    def test_reference_numbers(self):
+        self.assertGreaterEqual(len(folders(GOLDENS)), 7)
+        self.check(folders(GOLDENS))
+
+    def test_reference_numbers_with_compiled_kernels(self):
+        self.check(folders(GOLDENS), "--compile")
+
+    def test_every_instruction_set_of_this_processor(self):
+        with open("/proc/cpuinfo") as f:
+            flags = f.read()
+        for isa, flag in (("baseline", "sse2"), ("avx2", "avx2"), ("avx512", "avx512vl")):
+            if flag in flags:
+                self.check(folders(GOLDENS) + [TINY], f"--isa={isa}")
+
+    def test_fenced_device_memory(self):
+        self.check(folders(GOLDENS) + [TINY], f"--backend={FENCE}")
+
+    def test_embedded_model(self):
+        self.check([TINY])
+
+    def test_wrong_weights_are_named_by_layer(self):
+        with tempfile.TemporaryDirectory() as d:
+            case = os.path.join(d, "llama")
+            shutil.copytree(os.path.join(GOLDENS, "llama"), case)
+            path = os.path.join(case, "model.safetensors")
+            with open(path, "rb") as f:
+                data = bytearray(f.read())
+            header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+            at = 8 + int.from_bytes(data[:8], "little") + header[
+                "model.layers.1.mlp.down_proj.weight"]["data_offsets"][0]
+            data[at:at + 512] = bytes(512)
+            with open(path, "wb") as f:
+                f.write(data)
+            run = ctl("verify", case, check=False)
+            self.assertEqual(run.returncode, 1)
+            self.assertIn("layer 1 is the first", run.stdout)
+
+    @unittest.skipUnless(os.path.isdir(os.path.join(SHARED, "goldens")), "../shared is not there")
+    def test_shared_cases(self):
+        wanted = ["llama", "llama3-rope-scaling", "mistral-sliding", "qwen2", "qwen2-yarn", "qwen3",
+                  "qwen3-moe"]
+        self.check([os.path.join(SHARED, "goldens", w) for w in wanted])
+        self.check([os.path.join(SHARED, "ember-tiny")])
+        self.check(sorted(os.path.join(SHARED, "public-models", m)
+                          for m in os.listdir(os.path.join(SHARED, "public-models"))))
+
+    def test_a_folder_without_numbers(self):
+        run = ctl("verify", "/", check=False)
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("case.json", run.stdout)
+
+
+class Generate(unittest.TestCase):
+    def test_embedded_default_without_configuration(self):
+        with Daemon() as d:
+            self.assertEqual(d.text(QUESTION), ANSWER)
+            self.assertEqual(d.text("--chat", "Who are you?"), ANSWER)
+            self.assertEqual(d.ctl("generate", "-", text_in=QUESTION).stdout.rstrip("\n"), ANSWER)
+            self.assertEqual([m["name"] for m in d.json("models")], ["ember-tiny"])
+
+    def test_every_committed_text(self):
+        with open(os.path.join(TINY, "expected_text.json")) as f:
+            cases = json.load(f)["cases"]
+        with Daemon() as d:
+            for case in cases:
+                got = d.text("-n", str(len(case["greedy_ids"])), case["prompt"])
+                self.assertEqual(got, case["greedy_text"].rstrip("\n"))
+
+    def test_instance_dies_in_mid_stream_again_and_again(self):
+        with Daemon("--standby=3", fault="instance-step:6=kill") as d:
+            got = d.json("generate", QUESTION)
+            self.assertEqual(got["text"], ANSWER)
+            self.assertGreaterEqual(got["replays"], 3)
+
+    def test_an_instance_that_never_gets_further_fails_the_request_alone(self):
+        with Daemon("--standby=0", fault="instance-step:1=kill") as d:
+            run = d.ctl("generate", QUESTION, check=False)
+            self.assertEqual(run.returncode, 1)
+            self.assertEqual(d.ctl("status").returncode, 0)
+
+    def test_same_seed_same_text(self):
+        with Daemon() as d:
+            args = ("--temperature=0.9", "--seed=7", "-n", "30", QUESTION)
+            first = d.text(*args)
+            self.assertEqual(first, d.text(*args))
+            others = {d.text("--temperature=0.9", f"--seed={s}", "-n", "30", QUESTION) for s in range(8)}
+            self.assertGreater(len(others), 1)
+
+    def test_errors_say_what_to_do(self):
+        run = ctl("models", "--socket=/nonexistent/s", check=False)
+        self.assertEqual(run.returncode, 3)
+        self.assertIn("start it with", run.stderr)
+        with Daemon() as d:
+            run = d.ctl("generate", "--model=nobody", "x", check=False)
+            self.assertEqual(run.returncode, 4, run.stderr)
+            self.assertIn("nobody", run.stderr)
+            run = d.ctl("load", "/nonexistent", check=False)
+            self.assertNotEqual(run.returncode, 0)
+            self.assertIn("/nonexistent", run.stderr)
+            run = d.ctl("generate", "x " * 5000, check=False)
+            self.assertIn("leave room", run.stderr)
+
+
+class Caches(unittest.TestCase):
+    def test_a_second_daemon_compiles_and_captures_nothing(self):
+        with tempfile.TemporaryDirectory() as cache:
+            with Daemon("--standby=0", cache=cache) as d:
+                first = d.json("spawn")["instance"]
+                self.assertEqual(d.text(QUESTION), ANSWER)
+            with Daemon("--standby=0", cache=cache) as d:
+                second = d.json("spawn")["instance"]
+                self.assertEqual(d.text(QUESTION), ANSWER)
+            self.assertGreaterEqual(first["graphs_captured"], 1)
+            self.assertEqual(second["graphs_captured"], 0)
+            self.assertEqual(second["kernels_compiled"], 0)
+            if shutil.which("cc"):
+                self.assertGreaterEqual(first["kernels_compiled"], 1)
+
+    def test_ls_show_verify_export_import_gc(self):
+        with tempfile.TemporaryDirectory() as d:
+            cache, other = os.path.join(d, "a"), os.path.join(d, "b")
+            with Daemon("--standby=0", cache=cache) as daemon:
+                daemon.json("spawn")
+            entries = json.loads(ctl("cache", "ls", f"--cache-dir={cache}", "--json").stdout)
+            kinds = {e["kind"] for e in entries}
+            self.assertLessEqual({"graph", "canary"}, kinds)
+            shown = ctl("cache", "show", entries[0]["key"][:12], f"--cache-dir={cache}").stdout
+            self.assertIn("depends on", shown)
+            self.assertEqual(ctl("cache", "verify", f"--cache-dir={cache}").returncode, 0)
+            bundle = os.path.join(d, "bundle")
+            ctl("cache", "export", bundle, f"--cache-dir={cache}")
+            ctl("cache", "import", bundle, f"--cache-dir={other}")
+            again = json.loads(ctl("cache", "ls", f"--cache-dir={other}", "--json").stdout)
+            self.assertEqual({e["key"] for e in entries}, {e["key"] for e in again})
+            with Daemon("--standby=0", cache=other) as daemon:
+                moved = daemon.json("spawn")["instance"]
+            self.assertEqual(moved["graphs_captured"], 0)
+            ctl("cache", "gc", "--max-bytes=0", f"--cache-dir={other}")
+            self.assertEqual(json.loads(ctl("cache", "ls", f"--cache-dir={other}", "--json").stdout), [])
+
+    def test_a_damaged_cache_is_rebuilt_and_the_text_is_the_same(self):
+        with tempfile.TemporaryDirectory() as cache:
+            with Daemon("--standby=0", cache=cache) as d:
+                self.assertEqual(d.text(QUESTION), ANSWER)
+            path = os.path.join(cache, "store.mdb")
+            with open(path, "rb") as f:
+                data = bytearray(f.read())
+            for at in range(3 * 4096 + 2000, len(data), 4096):  # a byte of every page behind the metas
+                data[at] ^= 0x55
+            with open(path, "wb") as f:
+                f.write(data)
+            with Daemon("--standby=0", cache=cache) as d:
+                self.assertEqual(d.text(QUESTION), ANSWER)
+
+    def test_no_compiler(self):
+        with Daemon("--standby=0", "--cc=/nonexistent/cc") as d:
+            self.assertEqual(d.text(QUESTION), ANSWER)
+            self.assertEqual(d.json("ps")[0]["kernels_compiled"], 0)
+            d.log.flush()
+            with open(d.log.name) as f:
+                self.assertIn("ahead-of-time", f.read())
+
+    def test_a_cache_that_cannot_be_written(self):
+        with Daemon("--standby=0", "--cache-dir=/proc/nowhere") as d:
+            self.assertEqual(d.text(QUESTION), ANSWER)
+
+
+class Ends(unittest.TestCase):
+    def test_nothing_is_left_of_a_killed_daemon(self):
+        d = Daemon("--standby=4")
+        d.json("spawn")
+        for _ in range(500):
+            if d.json("status")["standby"] >= 4:
+                break
+            time.sleep(0.01)
+        pids = children(d.process.pid)
+        self.assertGreaterEqual(len(pids), 5)
+        before = set(os.listdir("/dev/shm"))
+        d.process.kill()
+        d.process.wait()
+        for _ in range(300):
+            if not any(alive(p) for p in pids):
+                break
+            time.sleep(0.01)
+        self.assertFalse([p for p in pids if alive(p)])
+        self.assertEqual(set(os.listdir("/dev/shm")) - before, set())
+        shutil.rmtree(d.dir)
+
+    def test_demo_leaves_nothing(self):
+        env = dict(os.environ, TMPDIR="/tmp")
+        before = set(os.listdir("/tmp")), set(os.listdir("/dev/shm"))
+        rows = json.loads(ctl("demo", "--json", env=env).stdout)
+        self.assertEqual(len(rows), 5)
+        self.assertEqual({r["text"] for r in rows}, {ANSWER})
+        left = [n for n in set(os.listdir("/tmp")) - before[0] if n.startswith("ember-lab")]
+        self.assertEqual(left, [])
+        self.assertEqual(set(os.listdir("/dev/shm")), before[1])
+
+    def test_interrupt_gives_the_instance_back(self):
+        with Daemon() as d:
+            run = subprocess.Popen([EMBERCTL, "generate", "--ignore-eos", "-n", "1900", QUESTION],
+                                   env=d.env, stdout=subprocess.PIPE, text=True)
+            run.stdout.read(20)
+            run.send_signal(signal.SIGINT)
+            run.stdout.read()
+            self.assertEqual(run.wait(20), 130)
+            self.assertEqual(d.json("status")["leased"], 0)
+
+
+class Help(unittest.TestCase):
+    def test_every_verb_teaches(self):
+        page = ctl("--help").stdout
+        for verb in ("load", "unload", "models", "spawn", "stop", "ps", "generate", "verify", "cache ls",
+                     "cache show", "cache verify", "cache gc", "cache export", "cache import",
+                     "bench spawn", "status", "synth"):
+            self.assertIn("\n  " + verb, page)
+        for verb in ("load", "generate", "verify", "cache ls", "bench spawn", "synth"):
+            text = ctl(*verb.split(), "--help").stdout
+            self.assertIn("emberctl " + verb, text)
+        self.assertIn("complete", ctl("--bash-completion").stdout)
+        self.assertIn(".TH", ctl("--man").stdout)
+
+    def test_usage_errors(self):
+        self.assertEqual(ctl("lod", check=False).returncode, 2)
+        self.assertIn("load", ctl("lod", check=False).stderr)
+        self.assertEqual(ctl("generate", "--max-tokens=none", "x", check=False).returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
