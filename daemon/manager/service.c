@@ -107,6 +107,7 @@ static void send_progress(struct mgr_model *m, struct grpc_call *call, const cha
 
     progress.warmth = last                        ? last->warmth
                       : m->state == MODEL_LOADING ? EMBER__V1__WARMTH__LOADING
+                      : m->state == MODEL_PARKED  ? EMBER__V1__WARMTH__PARKED
                                                   : EMBER__V1__WARMTH__COLD;
     progress.phase = (char *)phase;
     progress.bytes_done = m->bytes_done;
@@ -147,10 +148,13 @@ void mgr_watch_loaded(struct mgr_model *m, const struct error *why)
         struct mgr_watch *w = TAILQ_FIRST(&m->loads);
         struct grpc_call *call = w->call;
         watch_free(&m->loads, w);
-        if (why)
+        if (why) {
             mgr_call_fail(call, why);
-        else
-            finish_load(m, call);
+            continue;
+        }
+        if (mgr_model_target(m))
+            send_progress(m, call, "starting standbys", NULL);
+        finish_load(m, call);
     }
 }
 

@@ -53,6 +53,7 @@ class Loading(Base):
         phases = [m.phase for m in messages]
         self.assertEqual(phases[0], "queued")
         self.assertEqual(phases[-1], "ready")
+        self.assertEqual(phases[-2], "starting standbys")
         self.assertIn("reading", phases)
         bytes_done = [m.bytes_done for m in messages]
         self.assertEqual(bytes_done, sorted(bytes_done))
