@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The checker of plans. Each kind has a function that states, operand by operand, what the op set
- * (ember/op.h) asks for. The first failure is kept; the helpers do nothing after it.
+ * (ember/op.h) asks for. The first failure is kept; later checks of that op do nothing.
  */
 #include "kernels/plan.h"
 
