@@ -86,7 +86,8 @@ struct sched_event {
     uint32_t n_top;
     /* SCHED_PROMPT: each position once, in order, of choice 0 alone */
     uint32_t first, count;
-    const void *prompt_logprobs; /* what the result carried for them, or NULL */
+    const void *prompt_logprobs; /* what the result carried, or NULL; */
+    uint32_t row;                /* its row for `first` */
     /* SCHED_FINISHED */
     enum sched_reason reason;
     const char *text; /* SCHED_ERROR and SCHED_TIMEOUT: why, for people */

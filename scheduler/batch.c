@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Planning one step, in this order:
+ *   1. every decoding sequence gets the page for its next token; when pages run out, the least
+ * urgent and youngest running sequence is taken off, its tokens to be computed again later;
+ *   2. whoever is next in the queue and finds no room may displace a running sequence (fair.c);
+ *   3. every decoding sequence runs one token;
+ *   4. the rest of the budget goes to prompts in chunks, in the order of fair.c, be they begun or
+ * waiting. There are never more running sequences than tokens in the budget, so 3 always fits.
+ */
+#include "scheduler/sched_private.h"
+
+struct build {
+    struct sched_instance *instance;
+    struct flight *flight;
+    uint32_t budget;               /* tokens left */
+    const struct request *suspect; /* in flight or in this step */
+    uint64_t now;
+};
+
+static uint32_t budget_of(const struct sched_instance *instance)
+{
+    uint32_t own = instance->model->config.step_tokens;
+    return own ? MIN(own, instance->limits.max_tokens) : instance->limits.max_tokens;
+}
+
+/* All tokens the sequence may ever have here. */
+static uint64_t seq_limit(const struct seq *seq)
+{
+    return MIN((uint64_t)seq->request->n_prompt + seq->request->max_tokens,
+               seq->instance->limits.max_positions);
+}
+
+static bool may_decode(const struct build *b, const struct seq *seq)
+{
+    return seq->state == SEQ_DECODE && (!seq->pending || b->instance->limits.token_refs) &&
+           seq->n_known + seq->pending < seq_limit(seq) && seq_may_join(seq, b->suspect);
+}
+
+static void add(struct build *b, struct seq *seq, uint32_t n_tokens, bool sample)
+{
+    static const uint32_t unknown;
+    struct request *request = seq->request;
+    struct sched_model *model = b->instance->model;
+    struct flight *flight = b->flight;
+    bool from_previous = seq->planned >= seq->n_known;
+    uint32_t index = seq_generated(seq) + seq->pending;
+
+    flight->seqs[flight->n] = (struct sched_seq){
+        .id = seq->id,
+        .request = request->id,
+        .choice = seq->choice,
+        .user = request->user,
+        .sampling = request->sampling,
+        .tokens = from_previous ? &unknown : seq->tokens + seq->planned,
+        .n_tokens = n_tokens,
+        .position = seq->planned,
+        .prompt_len = request->n_prompt,
+        .pages = seq->pages,
+        .n_pages = seq->n_pages,
+        .sample_index = index,
+        .sample = sample,
+        .token_from_previous = from_previous,
+        .suppress_stop = sample && index < request->min_tokens,
+        .prompt_logprobs =
+            request->prompt_logprobs && !seq->choice && seq->planned < request->n_prompt,
+        .first = seq->first,
+        .known = seq->tokens,
+        .n_known = seq->n_known,
+    };
+    flight->entries[flight->n++] = seq;
+    flight->n_tokens += n_tokens;
+    flight->n_samples += sample;
+    request->holds++;
+    seq->first = false;
+    seq->in_step = flight->id;
+    seq->planned += n_tokens;
+    seq->pending += sample;
+    b->budget -= n_tokens;
+    if (request->strikes)
+        b->suspect = request;
+    bool output = seq->state == SEQ_DECODE;
+    client_charge(model, request->client, output ? model->config.output_weight : n_tokens);
+    if (!output)
+        model->counters.prompt_tokens += n_tokens;
+}
+
+static void preempt(struct seq *seq, uint64_t now)
+{
+    seq->preempted++;
+    seq->request->model->counters.preemptions++;
+    seq_requeue(seq, now);
+}
+
+/* ---- 1: pages ---- */
+
+static struct seq *page_victim(const struct sched_instance *instance)
+{
+    struct seq *worst = instance->running[0];
+
+    for (uint32_t i = 1; i < instance->n_running; i++) {
+        struct seq *r = instance->running[i];
+        if (r->request->priority != worst->request->priority
+                ? r->request->priority > worst->request->priority
+            : r->request->id != worst->request->id ? r->request->id > worst->request->id
+                                                   : r->choice > worst->choice)
+            worst = r;
+    }
+    return worst;
+}
+
+/* A page for the next token, somebody else's if need be. False: the running list has changed. */
+static bool reserve_next(struct build *b, struct seq *seq, bool *preempted)
+{
+    bool changed = false;
+
+    while (!seq_reserve(seq, seq->planned + 1)) {
+        changed = *preempted = true;
+        struct seq *victim = page_victim(b->instance);
+        if (victim == seq && b->instance->n_running == 1) {
+            seq_end(seq, SCHED_LENGTH, "all KV pages of the instance are taken", b->now);
+            break;
+        }
+        preempt(victim, b->now);
+        if (victim == seq)
+            break;
+    }
+    return !changed;
+}
+
+/* True when somebody had to go. */
+static bool reserve_pages(struct build *b)
+{
+    struct sched_instance *instance = b->instance;
+    bool preempted = false;
+
+    for (uint32_t i = 0; i < instance->n_running;) {
+        struct seq *seq = instance->running[i];
+        if (may_decode(b, seq) && !reserve_next(b, seq, &preempted))
+            i = 0;
+        else
+            i++;
+    }
+    return preempted;
+}
+
+/* ---- admission ---- */
+
+/* Finds the cached pages of the sequence; true when it can be admitted. */
+static bool has_place(struct build *b, const struct seq *seq, uint32_t *ret_hits)
+{
+    struct sched_instance *instance = b->instance;
+    struct kvpages *pages = instance->pages;
+    uint32_t size = instance->model->config.page_size, blocks = seq_shareable(seq), n = 0;
+    uint64_t need = pages_for(instance->model, seq->n_known);
+
+    for (; n < blocks; n++) {
+        uint32_t page = kvpages_find(pages, &seq->hashes[n], seq->tokens + (size_t)n * size);
+        if (page == KVPAGE_NONE)
+            break;
+        instance->hits[n] = page;
+        need -= kvpages_refs(pages, page) != 0;
+    }
+    *ret_hits = n;
+    if (instance->n_running)
+        need += instance->n_running / 2; /* those who run will want more soon */
+    return instance->n_running < MIN(instance->limits.max_seqs, budget_of(instance)) &&
+           need <= kvpages_available(pages);
+}
+
+static void pass_over(struct seq *seq)
+{
+    for (int i = 0; i < 8 && (seq = seq->prev); i++)
+        seq->passed_over++;
+}
+
+/* Runs from now on. */
+static bool admit(struct build *b, struct seq *seq, uint32_t n_hits)
+{
+    struct sched_model *model = b->instance->model;
+    bool fresh = !seq->begun;
+
+    if (!seq->instance)
+        pass_over(seq);
+    if (!seq_admit(seq, b->instance, b->instance->hits, n_hits))
+        return false;
+    if (fresh) {
+        model->counters.cached_tokens += seq->planned;
+        model->counters.queried_tokens += seq->n_known;
+    }
+    return true;
+}
+
+/* Admits the next in the queue; false when there is no place for it. */
+static bool admit_next(struct build *b, struct seq *seq)
+{
+    uint32_t hits;
+
+    if (has_place(b, seq, &hits))
+        return admit(b, seq, hits);
+    if (seq->instance && b->instance->model->n_instances > 1)
+        route_return(b->instance); /* others may have place sooner */
+    return false;
+}
+
+/* 2: makes place for the next in the queue, if that is just. */
+static void displace(struct build *b)
+{
+    struct seq *seq = queue_next(b->instance, b->suspect), *victim;
+    uint32_t hits;
+    bool place = !seq || has_place(b, seq, &hits);
+
+    if (place)
+        return;
+    while (!place && (victim = fair_victim(b->instance, seq))) {
+        preempt(victim, b->now);
+        place = has_place(b, seq, &hits);
+    }
+    if (place)
+        admit(b, seq, hits); /* at once: the victim might be before it in the queue */
+}
+
+/* ---- 3 and 4 ---- */
+
+static void add_decodes(struct build *b)
+{
+    for (uint32_t i = 0; i < b->instance->n_running; i++) {
+        struct seq *seq = b->instance->running[i];
+        if (may_decode(b, seq) && seq->n_pages >= pages_for(b->instance->model, seq->planned + 1))
+            add(b, seq, 1, true);
+    }
+}
+
+static struct seq *next_begun(const struct build *b)
+{
+    struct seq *best = NULL;
+
+    for (uint32_t i = 0; i < b->instance->n_running; i++) {
+        struct seq *seq = b->instance->running[i];
+        if (seq->state == SEQ_PREFILL && seq->planned < seq->n_known &&
+            seq->in_step != b->flight->id && seq_may_join(seq, b->suspect) &&
+            (!best || seq_before(seq, best)))
+            best = seq;
+    }
+    return best;
+}
+
+static void add_chunk(struct build *b, struct seq *seq)
+{
+    uint32_t left = seq->n_known - seq->planned, n = MIN(left, b->budget);
+    bool sample = n == left && seq->request->max_tokens;
+
+    b->instance->work -= n;
+    add(b, seq, n, sample);
+    if (sample)
+        seq_decodes(seq);
+}
+
+static void add_prompts(struct build *b, bool admitting)
+{
+    uint32_t most = b->instance->model->config.prefill_tokens;
+
+    if (b->flight->n && most)
+        b->budget = MIN(b->budget, most);
+    while (b->budget && b->flight->n < b->instance->limits.max_seqs) {
+        struct seq *seq = next_begun(b);
+        struct seq *waiting = admitting ? queue_next(b->instance, b->suspect) : NULL;
+        if (waiting && (!seq || seq_before(waiting, seq))) {
+            admitting = admit_next(b, waiting); /* no overtaking of one that finds no place */
+            seq = admitting ? waiting : seq;
+        }
+        if (!seq)
+            return;
+        add_chunk(b, seq);
+    }
+}
+
+static bool must_wait(const struct sched_instance *instance)
+{
+    if (instance->gone || instance->n_flights == SCHED_DEPTH)
+        return true;
+    return instance->n_flights && !instance->limits.token_refs && instance->flights[0].n_samples;
+}
+
+bool sched_next_step(struct sched_instance *instance, uint64_t now, struct sched_step *ret_step)
+{
+    if (must_wait(instance))
+        return false;
+    struct flight *flight = &instance->flights[instance->n_flights];
+    struct build b = {instance, flight, budget_of(instance), instance_suspect(instance), now};
+    bool admitting = !instance->draining;
+
+    flight->n = flight->n_tokens = flight->n_samples = 0;
+    flight->id = ++instance->model->sched->next_step;
+    flight->planned_at = now;
+    flight->stalled = false;
+    if (reserve_pages(&b))
+        admitting = false;
+    if (admitting)
+        displace(&b);
+    add_decodes(&b);
+    add_prompts(&b, admitting);
+    if (!flight->n)
+        return false;
+    instance->n_flights++;
+    instance->model->counters.steps++;
+    *ret_step = (struct sched_step){flight->id, flight->seqs, flight->n, flight->n_tokens,
+                                    flight->n_samples};
+    return true;
+}

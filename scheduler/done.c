@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Results. An entry of the step is void when its sequence has ended or was taken off since (its id
+ * is another then): what was computed for it is dropped, and computed again if it is still wanted.
+ */
+#include "scheduler/sched_private.h"
+
+#include <errno.h>
+
+/* Older steps weigh less in the measured speed. */
+#define SPEED_DECAY 0.98
+
+static void measure(struct sched_instance *instance, const struct flight *flight, uint64_t now)
+{
+    struct sched_model *model = instance->model;
+    uint64_t start = MAX(flight->planned_at, instance->last_done);
+
+    model->speed_tokens = model->speed_tokens * SPEED_DECAY + flight->n_tokens;
+    model->speed_ns = model->speed_ns * SPEED_DECAY + (double)(now > start ? now - start : 0);
+    instance->last_done = now;
+}
+
+static void report_prompt(struct seq *seq, const struct sched_seq *part, const void *logprobs)
+{
+    struct request *request = seq->request;
+    uint32_t first = request->prompt_reported;
+    uint32_t end = MIN(part->position + part->n_tokens, request->n_prompt);
+
+    if (seq->choice || end <= first)
+        return;
+    request->prompt_reported = end;
+    sched_emit(request->model->sched,
+               &(struct sched_event){.kind = SCHED_PROMPT,
+                                     .request = request->id,
+                                     .user = request->user,
+                                     .first = first,
+                                     .count = end - first,
+                                     .prompt_logprobs = logprobs,
+                                     .row = first > part->position ? first - part->position : 0});
+}
+
+static bool is_stop(const struct request *request, uint32_t token)
+{
+    const struct sched_model_config *config = &request->model->config;
+
+    for (uint32_t i = 0; i < request->n_stop_ids; i++)
+        if (request->stop_ids[i] == token)
+            return true;
+    for (uint32_t i = 0; i < config->n_stop_ids && !request->ignore_eos; i++)
+        if (config->stop_ids[i] == token)
+            return true;
+    return false;
+}
+
+static void take_token(struct seq *seq, const struct sched_seq_result *result, uint64_t now)
+{
+    struct request *request = seq->request;
+    struct sched_model *model = request->model;
+    uint64_t id = seq->id;
+
+    seq->pending--;
+    if (!seq_append(seq, result->token)) {
+        seq_end(seq, SCHED_ERROR, "no memory for another token", now);
+        return;
+    }
+    request->strikes = 0;
+    model->counters.generated_tokens++;
+    sched_emit(model->sched, &(struct sched_event){.kind = SCHED_TOKEN,
+                                                   .request = request->id,
+                                                   .user = request->user,
+                                                   .choice = seq->choice,
+                                                   .token = result->token,
+                                                   .index = seq_generated(seq) - 1,
+                                                   .logprob = result->logprob,
+                                                   .top = result->top,
+                                                   .n_top = result->n_top});
+    if (seq->id != id || seq->state == SEQ_ENDED)
+        return; /* cancelled or stopped by whom the event told */
+    if (seq_generated(seq) > request->min_tokens && is_stop(request, result->token))
+        seq_end(seq, SCHED_STOP, NULL, now);
+    else if (seq_generated(seq) >= request->max_tokens ||
+             seq->n_known >= seq->instance->limits.max_positions)
+        seq_end(seq, SCHED_LENGTH, NULL, now);
+}
+
+static void take_part(struct seq *seq, const struct sched_seq *part, const void *logprobs,
+                      const struct sched_seq_result *result, uint64_t now)
+{
+    struct request *request = seq->request;
+
+    seq->done += part->n_tokens;
+    seq_register(seq);
+    report_prompt(seq, part, logprobs);
+    if (seq->id != part->id)
+        return;
+    if (!seq->choice && seq->done >= request->n_prompt)
+        request_unblock(request, now);
+    if (result) {
+        take_token(seq, result, now);
+    } else if (!request->max_tokens && seq->done >= request->n_prompt) {
+        request->strikes = 0;
+        seq_end(seq, SCHED_LENGTH, NULL, now);
+    }
+}
+
+/* The step changed nothing: its sequences are taken off and tried again, twice in a row at most. */
+static void take_refusal(struct flight *flight, const char *text, uint64_t death, uint64_t now)
+{
+    for (uint32_t i = 0; i < flight->n; i++) {
+        struct seq *seq = flight->entries[i];
+        if (seq->id != flight->seqs[i].id)
+            continue;
+        seq->replayed++;
+        if (request_strike(seq->request, death))
+            request_end(seq->request, SCHED_ERROR, text, now);
+        else
+            seq_requeue(seq, now);
+    }
+}
+
+static int check(const struct sched_instance *instance, const struct sched_result *result,
+                 struct error *err)
+{
+    const struct flight *flight = &instance->flights[0];
+
+    if (!instance->n_flights)
+        return error_set(err, EINVAL, "a result of step %llu, but no step is in flight",
+                         (unsigned long long)result->step);
+    if (result->step != flight->id)
+        return error_set(err, EINVAL, "a result of step %llu, expected that of %llu",
+                         (unsigned long long)result->step, (unsigned long long)flight->id);
+    if (!result->error && result->n_seqs != flight->n_samples)
+        return error_set(err, EINVAL, "step %llu: %u sampled tokens, expected %u",
+                         (unsigned long long)result->step, result->n_seqs, flight->n_samples);
+    return 0;
+}
+
+int sched_step_done(struct sched_instance *instance, const struct sched_result *result,
+                    uint64_t now, struct error *err)
+{
+    int rc = check(instance, result, err);
+    if (rc < 0)
+        return rc;
+    struct flight flight = instance->flights[0];
+
+    instance->flights[0] = instance->flights[1];
+    instance->flights[1] = flight; /* its buffers are for the next; unused until this returns */
+    instance->n_flights--;
+    measure(instance, &flight, now);
+    if (result->error) {
+        take_refusal(&flight, result->error_text ? result->error_text : "the instance refused it",
+                     ++instance->model->sched->next_death, now);
+    } else {
+        for (uint32_t i = 0, sampled = 0; i < flight.n; i++) {
+            const struct sched_seq *part = &flight.seqs[i];
+            const struct sched_seq_result *one = part->sample ? &result->seqs[sampled++] : NULL;
+            const void *logprobs = result->prompt_logprobs ? result->prompt_logprobs[i] : NULL;
+            if (flight.entries[i]->id == part->id)
+                take_part(flight.entries[i], part, logprobs, one, now);
+        }
+    }
+    for (uint32_t i = 0; i < flight.n; i++)
+        request_drop(flight.entries[i]->request);
+    if (!instance->n_running && !instance->n_flights)
+        instance->idle_since = now;
+    instance_ready(instance);
+    return 0;
+}

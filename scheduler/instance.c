@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Instances: they come, are drained, go. */
+#include "scheduler/sched_private.h"
+
+#include <errno.h>
+#include <string.h>
+
+static bool limits_ok(const struct sched_model *model, const struct sched_limits *limits,
+                      struct error *err)
+{
+    if (limits->page_size != model->config.page_size)
+        error_set(err, EINVAL, "the instance has pages of %u tokens, its model of %u",
+                  limits->page_size, model->config.page_size);
+    else if (!limits->pages || !limits->max_tokens || !limits->max_seqs || !limits->max_positions)
+        error_set(err, EINVAL,
+                  "%u pages, %u tokens and %u sequences a step, %u positions: "
+                  "none may be 0",
+                  limits->pages, limits->max_tokens, limits->max_seqs, limits->max_positions);
+    else
+        return true;
+    return false;
+}
+
+static int alloc(struct sched_instance *instance, struct error *err)
+{
+    uint32_t n = instance->limits.max_seqs;
+    int rc = kvpages_new(instance->limits.pages, instance->limits.page_size, &instance->pages, err);
+
+    if (rc < 0)
+        return rc;
+    instance->running = mem_alloc(n, sizeof(struct seq *));
+    instance->hits = mem_alloc(instance->limits.pages, sizeof *instance->hits);
+    bool ok = instance->running && instance->hits;
+    for (int i = 0; i < SCHED_DEPTH; i++) {
+        struct flight *flight = &instance->flights[i];
+        flight->seqs = mem_alloc(n, sizeof *flight->seqs);
+        flight->entries = mem_alloc(n, sizeof(struct seq *));
+        ok = ok && flight->seqs && flight->entries;
+    }
+    return ok ? 0 : error_set(err, ENOMEM, "no memory for an instance of %u sequences", n);
+}
+
+void instance_free(struct sched_instance *instance)
+{
+    if (!instance)
+        return;
+    for (int i = 0; i < SCHED_DEPTH; i++) {
+        free(instance->flights[i].seqs);
+        free(instance->flights[i].entries);
+    }
+    free(instance->running);
+    free(instance->hits);
+    kvpages_free(instance->pages);
+    free(instance);
+}
+DEFINE_CLEANUP(struct sched_instance *, instance_free)
+
+static int join(struct sched_model *model, struct sched_instance *instance, struct error *err)
+{
+    if (model->n_instances == model->cap_instances) {
+        uint32_t cap = MAX(8, model->cap_instances * 2);
+        struct sched_instance **moved =
+            reallocarray(model->instances, cap, sizeof(struct sched_instance *));
+        if (!moved)
+            return error_set(err, ENOMEM, "no memory for %u instances", cap);
+        model->instances = moved;
+        model->cap_instances = cap;
+    }
+    instance->index = model->n_instances;
+    model->instances[model->n_instances++] = instance;
+    return 0;
+}
+
+int sched_instance_add(struct sched_model *model, const struct sched_limits *limits, void *user,
+                       uint64_t now, struct sched_instance **ret, struct error *err)
+{
+    _cleanup_(instance_freep) struct sched_instance *instance = NULL;
+
+    if (!limits_ok(model, limits, err))
+        return -EINVAL;
+    instance = mem_alloc(1, sizeof *instance);
+    if (!instance)
+        return error_set(err, ENOMEM, "no memory for an instance");
+    instance->model = model;
+    instance->user = user;
+    instance->limits = *limits;
+    instance->idle_since = instance->last_done = now;
+    int rc = alloc(instance, err);
+    if (!rc)
+        rc = join(model, instance, err);
+    if (rc < 0)
+        return rc;
+    model->surplus_since = 0;
+    model->next_deadline = 0; /* sched_tick: who fits none must be told */
+    instance_ready(instance);
+    *ret = TAKE(instance);
+    return 0;
+}
+
+void *sched_instance_user(const struct sched_instance *instance)
+{
+    return instance->user;
+}
+
+void sched_instance_grow(struct sched_instance *instance, uint32_t max_tokens)
+{
+    instance->limits.max_tokens = MAX(instance->limits.max_tokens, max_tokens);
+    instance_ready(instance);
+}
+
+void sched_instance_drain(struct sched_instance *instance)
+{
+    instance->draining = true;
+    route_return(instance);
+}
+
+bool sched_instance_idle(const struct sched_instance *instance)
+{
+    return !instance->n_running && !instance->n_flights && !instance->waiting.n;
+}
+
+struct request *instance_suspect(const struct sched_instance *instance)
+{
+    for (uint32_t f = 0; f < instance->n_flights; f++)
+        for (uint32_t i = 0; i < instance->flights[f].n; i++)
+            if (instance->flights[f].entries[i]->request->strikes)
+                return instance->flights[f].entries[i]->request;
+    return NULL;
+}
+
+bool request_strike(struct request *request, uint64_t death)
+{
+    if (request->struck_by != death) {
+        request->struck_by = death;
+        request->strikes++;
+    }
+    return request->strikes > 1;
+}
+
+/* ---- ready ---- */
+
+void instance_ready(struct sched_instance *instance)
+{
+    struct sched *sched = instance->model->sched;
+
+    if (instance->ready || instance->gone)
+        return;
+    instance->ready = true;
+    instance->ready_next = NULL;
+    *sched->ready_tail = instance;
+    sched->ready_tail = &instance->ready_next;
+}
+
+static void not_ready(struct sched_instance *instance)
+{
+    struct sched *sched = instance->model->sched;
+    struct sched_instance **at = &sched->ready;
+
+    if (!instance->ready)
+        return;
+    while (*at != instance)
+        at = &(*at)->ready_next;
+    *at = instance->ready_next;
+    if (!*at)
+        sched->ready_tail = at;
+    instance->ready = false;
+}
+
+struct sched_instance *sched_ready(struct sched *sched)
+{
+    struct sched_instance *first = sched->ready;
+
+    if (first)
+        not_ready(first);
+    return first;
+}
+
+/* ---- going ---- */
+
+/* Who was in flight is suspect; afterwards all have left, to be replayed elsewhere. */
+static void empty(struct sched_instance *instance, uint64_t death, uint64_t now)
+{
+    for (uint32_t f = 0; f < instance->n_flights && death; f++) {
+        struct flight *flight = &instance->flights[f];
+        for (uint32_t i = 0; i < flight->n; i++)
+            if (flight->entries[i]->id == flight->seqs[i].id)
+                request_strike(flight->entries[i]->request, death);
+    }
+    while (instance->n_running) {
+        struct seq *seq = instance->running[instance->n_running - 1];
+        seq->replayed++;
+        instance->model->counters.replays++;
+        seq_requeue(seq, now);
+    }
+    route_return(instance);
+}
+
+void sched_instance_gone(struct sched_instance *instance, bool died, uint64_t now)
+{
+    struct sched_model *model = instance->model;
+    struct sched_instance *last = model->instances[--model->n_instances];
+    uint64_t death = died ? ++model->sched->next_death : 0;
+
+    not_ready(instance);
+    instance->gone = true;
+    model->instances[instance->index] = last;
+    last->index = instance->index;
+    model->counters.failovers += died && instance->n_running;
+    empty(instance, death, now);
+    for (uint32_t f = 0; f < instance->n_flights; f++) {
+        for (uint32_t i = 0; i < instance->flights[f].n; i++) {
+            struct request *request = instance->flights[f].entries[i]->request;
+            if (death && request->struck_by == death && request->strikes > 1)
+                request_end(request, SCHED_ERROR,
+                            "the instance died while it ran this, and so did the one before", now);
+            request_drop(request);
+        }
+    }
+    instance_free(instance);
+}

@@ -1,0 +1,283 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the scheduler's files share.
+ *
+ *   sched.c     the scheduler, models, submitting, cancelling, deadlines
+ *   seq.c       the life of a sequence: the only place where its state changes
+ *   instance.c  instances: come, go, drain; what a death does to those who ran there
+ *   batch.c     sched_next_step
+ *   done.c      sched_step_done
+ *   fair.c      clients, the queue, who is next
+ *   route.c     which instance a waiting sequence is meant for
+ *   scale.c     how many instances there should be
+ *   verify.c    every invariant, and figures
+ *
+ * The life of a sequence. Where it stands is also where it is linked:
+ *
+ *   state    meaning                                 linked in                  holds pages
+ *   BLOCKED  choice > 0, its prompt is being         its request alone          no
+ *            computed by choice 0
+ *   QUEUED   waits                                   its client's list, or the  no
+ *                                                    list of an instance
+ *   PREFILL  known tokens are planned: planned <     running[] of an instance   yes, covering
+ *            n_known, nothing is being sampled                                  n_known
+ *   DECODE   all are: planned ==                     running[] of an instance   yes, covering
+ *            n_known - 1 + pending                                              planned
+ *   ENDED    its SCHED_FINISHED has been sent        its request alone          no
+ *
+ * A sequence is freed with its request, when all of the request's have ended and no step in flight
+ * names one.
+ */
+#ifndef EMBER_SCHEDULER_SCHED_PRIVATE_H
+#define EMBER_SCHEDULER_SCHED_PRIVATE_H
+
+#include <assert.h>
+
+#include "scheduler/kvpages.h"
+#include "scheduler/sched.h"
+
+/* X(state, what it is called, states it may turn into) */
+#define SEQ_STATES(X)                                                                              \
+    X(BLOCKED, "blocked", 1 << SEQ_QUEUED | 1 << SEQ_ENDED)                                        \
+    X(QUEUED, "queued", 1 << SEQ_PREFILL | 1 << SEQ_ENDED)                                         \
+    X(PREFILL, "prefill", 1 << SEQ_DECODE | 1 << SEQ_QUEUED | 1 << SEQ_ENDED)                      \
+    X(DECODE, "decode", 1 << SEQ_QUEUED | 1 << SEQ_ENDED)                                          \
+    X(ENDED, "ended", 0)
+
+enum seq_state {
+#define X(state, text, next) SEQ_##state,
+    SEQ_STATES(X)
+#undef X
+};
+
+#define MAX_CHOICES 128
+
+struct seq_list {
+    struct seq *head, *tail;
+    uint32_t n;
+};
+
+/* Who asks. Kept while it has live sequences, and after that while it is ahead of others. */
+struct client {
+    uint64_t id;
+    uint64_t
+        served;    /* weighted tokens planned for it; lifted to the model's floor when it returns */
+    uint32_t live; /* its sequences that have not ended */
+    uint32_t running;
+    struct seq_list waiting; /* by (priority, arrival); those meant for no instance */
+    struct client *next;     /* in its bucket */
+    uint32_t at_waiting;     /* index in model->waiting, or UINT32_MAX */
+};
+
+struct seq {
+    struct request *request;
+    uint32_t choice;
+    enum seq_state state;
+    uint64_t id; /* another with each admission; a step's entry with an older one is void */
+
+    uint32_t *tokens; /* [cap_tokens] prompt, then generated */
+    uint32_t n_known, cap_tokens;
+    uint32_t planned; /* tokens whose KV a planned step writes: positions 0 .. planned - 1 */
+    uint32_t done;    /* of them, those whose step is done */
+    uint32_t pending; /* samples in flight */
+
+    struct digest *hashes; /* [n_hashes] of full blocks of known tokens */
+    uint32_t n_hashes, cap_hashes;
+    uint32_t *pages; /* [n_pages] */
+    uint32_t n_pages, cap_pages;
+    uint32_t n_registered; /* leading pages that are registered, or were found so */
+    bool unregistered;     /* a hash was taken: no page behind may be registered */
+
+    struct sched_instance *instance; /* it runs there, or is meant for it */
+    uint32_t slot;                   /* in running[] */
+    struct seq *prev, *next;         /* waiting list */
+    struct seq_list *list;
+    uint64_t waiting_since;
+    uint32_t passed_over; /* by others with a longer cached prefix */
+    bool first;           /* no step of this id yet */
+    bool begun;           /* planned at least once */
+    uint64_t in_step;     /* the last step that it is in */
+
+    uint32_t n_cached, preempted, replayed;
+};
+
+struct request {
+    uint64_t id;
+    struct sched_model *model;
+    struct client *client;
+    struct request *chain;       /* in its bucket */
+    struct request *prev, *next; /* of its model */
+    uint32_t holds; /* entries in steps in flight, void ones included; loops over seqs[] */
+    bool forgotten; /* SCHED_DONE was sent; freed when nothing holds it */
+
+    int32_t priority;
+    uint32_t n_prompt, min_tokens, max_tokens;
+    uint32_t n_stop_ids;
+    uint32_t *stop_ids;
+    bool ignore_eos, prompt_logprobs;
+    struct digest root; /* of its block hashes */
+    const void *sampling;
+    uint64_t deadline;
+    void *user;
+
+    uint32_t prompt_reported; /* prompt tokens told of by SCHED_PROMPT */
+    uint32_t strikes;         /* deaths in a row */
+    uint64_t struck_by;       /* the last death that counted, so that it counts once */
+    uint32_t n, n_live;
+    struct seq seqs[]; /* [n] */
+};
+
+struct flight {
+    uint64_t id;
+    uint64_t planned_at;
+    uint32_t n, n_tokens, n_samples;
+    struct sched_seq *seqs; /* [max_seqs] what the caller was shown */
+    struct seq **entries;   /* [max_seqs] */
+    bool stalled;           /* told */
+};
+
+struct sched_instance {
+    struct sched_model *model;
+    uint32_t index; /* in model->instances */
+    void *user;
+    struct sched_limits limits;
+    struct kvpages *pages;
+
+    struct seq **running; /* [max_seqs] */
+    uint32_t n_running;
+    struct seq_list waiting; /* meant for it, by (priority, arrival) */
+    uint32_t waiting_pages;  /* what they would take at most */
+    uint64_t work;  /* prompt tokens not yet planned of those that run or are meant for it */
+    uint32_t *hits; /* [pages] scratch of admission */
+
+    struct flight flights[SCHED_DEPTH]; /* flights[0] is the oldest */
+    uint32_t n_flights;
+    uint64_t last_done; /* when its last step came back */
+    uint64_t idle_since;
+    bool draining, gone;
+    bool ready; /* in the list of sched_ready */
+    struct sched_instance *ready_next;
+};
+
+struct sched_model {
+    struct sched *sched;
+    struct sched_model *next;
+    struct sched_model_config config; /* defaults filled in; stop_ids owned */
+
+    struct sched_instance **instances;
+    uint32_t n_instances, cap_instances;
+    struct request *requests; /* all that live, newest first */
+    struct client *clients[256];
+    struct client **waiting; /* clients with something in their list */
+    uint32_t n_clients, n_waiting_clients, cap_waiting;
+    uint64_t floor; /* least `served` of an active client, as last seen; never falls */
+
+    uint32_t n_waiting; /* sequences BLOCKED or QUEUED */
+    uint32_t n_running;
+    uint64_t backlog; /* known tokens of QUEUED sequences */
+    uint64_t next_deadline;
+    double speed_tokens, speed_ns; /* decaying sums: tokens run, time taken */
+    uint64_t surplus_since; /* scale.c: since when one instance fewer would do; 0: it would not */
+    struct sched_stats counters; /* only the counters are used */
+};
+
+struct sched {
+    struct sched_config config;
+    struct sched_model *models;
+    struct sched_instance *ready, **ready_tail;
+    struct request **buckets; /* by id */
+    uint32_t mask, n_requests;
+    uint64_t next_request, next_seq, next_step, next_death;
+};
+
+/* ---- seq.c ---- */
+void seq_decodes(struct seq *seq); /* PREFILL -> DECODE */
+/* Leaves its queue and runs on `instance`, holding `n_hit` pages of its prefix and all others it
+ * needs; false: a page or memory is missing. */
+bool seq_admit(struct seq *seq, struct sched_instance *instance, const uint32_t *hits,
+               uint32_t n_hits);
+/* Runs no more, gives its pages back, waits again. */
+void seq_requeue(struct seq *seq, uint64_t now);
+void seq_unblock(struct seq *seq, uint64_t now);
+void request_unblock(struct request *request, uint64_t now);
+void seq_end(struct seq *seq, enum sched_reason reason, const char *text, uint64_t now);
+/* Pages for `n_tokens` tokens; false when there are not enough (it keeps what it has got) */
+bool seq_reserve(struct seq *seq, uint32_t n_tokens);
+bool seq_append(struct seq *seq, uint32_t token);
+/* Hashes of all full blocks of known tokens; false without memory (fewer hashes, no harm). */
+bool seq_hash(struct seq *seq);
+/* Full pages of done tokens become findable. */
+void seq_register(struct seq *seq);
+const char *seq_state_text(enum seq_state state);
+
+static inline uint32_t seq_generated(const struct seq *seq)
+{
+    return seq->n_known - seq->request->n_prompt;
+}
+static inline bool seq_runs(const struct seq *seq)
+{
+    return seq->state == SEQ_PREFILL || seq->state == SEQ_DECODE;
+}
+static inline uint32_t pages_for(const struct sched_model *model, uint64_t tokens)
+{
+    return (uint32_t)((tokens + model->config.page_size - 1) / model->config.page_size);
+}
+/* Leading blocks of known tokens that may come from the cache: all but the last token's. */
+uint32_t seq_shareable(const struct seq *seq);
+
+/* ---- sched.c ---- */
+void sched_emit(struct sched *sched, const struct sched_event *event);
+void request_free(struct request *request);
+void request_forget(struct request *request); /* out of the maps; SCHED_DONE */
+void request_drop(struct request *request);   /* one hold less; may free it */
+/* Ends those of its choices that have not ended. */
+void request_end(struct request *request, enum sched_reason reason, const char *text, uint64_t now);
+
+/* ---- fair.c ---- */
+struct client *client_get(struct sched_model *model, uint64_t id); /* NULL: no memory */
+void client_join(struct sched_model *model, struct client *client);
+void client_leave(struct sched_model *model, struct client *client);
+void client_charge(struct sched_model *model, struct client *client, uint64_t cost);
+void clients_free(struct sched_model *model);
+/* May it run beside `suspect`, the suspect in flight, if any? */
+static inline bool seq_may_join(const struct seq *seq, const struct request *suspect)
+{
+    return !seq->request->strikes || !suspect || suspect == seq->request;
+}
+/* True when a is to be served before b. */
+bool seq_before(const struct seq *a, const struct seq *b);
+void queue_insert(struct seq_list *list, struct seq *seq);
+void queue_remove(struct seq *seq);
+/* Into its client's list (instance NULL) or an instance's. */
+void queue_push(struct seq *seq, struct sched_instance *instance);
+void queue_pull(struct seq *seq);
+/*
+ * The next for `instance` among those meant for it and those meant for none; NULL: none. Of
+ * suspects only those of `suspect`, when that is not NULL.
+ */
+struct seq *queue_next(struct sched_instance *instance, const struct request *suspect);
+/* Whom `seq`, for which there is no room, may displace, or NULL. */
+struct seq *fair_victim(const struct sched_instance *instance, const struct seq *seq);
+
+/* ---- route.c ---- */
+/* Leading blocks of the sequence that the instance's pages hold. */
+uint32_t route_hits(const struct sched_instance *instance, const struct seq *seq);
+/* Puts a QUEUED sequence into a list: an instance with room, or none. */
+void route(struct seq *seq);
+/* Takes those meant for `instance` back into the clients' lists. */
+void route_return(struct sched_instance *instance);
+/* Whether the tokens of the sequence, and one more, fit the instance when it is empty; any
+ * instance. */
+bool route_fits(const struct sched_instance *instance, uint32_t n_known, bool samples);
+bool route_fits_any(const struct sched_model *model, uint32_t n_known, bool samples);
+
+/* ---- instance.c ---- */
+void instance_ready(struct sched_instance *instance);
+void instance_free(struct sched_instance *instance);
+/* The one suspect among the steps in flight, or NULL. */
+struct request *instance_suspect(const struct sched_instance *instance);
+/* A step with `entry` failed as a whole: once per `death` and request. True when the request is to
+ * fail. */
+bool request_strike(struct request *request, uint64_t death);
+
+#endif
