@@ -6,10 +6,12 @@
  */
 #include "cli/commands.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/value.h"
@@ -21,7 +23,7 @@
 #include "engine/engine.h"
 #include "engine/load.h"
 
-static const uint32_t bench_ids[] = {1, 5, 9, 13, 17, 21, 25, 29};
+static const uint32_t bench_ids[] = {1, 5, 9, 13};
 
 struct bench {
     const struct verb_call *call;
@@ -32,7 +34,7 @@ struct bench {
     struct prompt prompt;
     unsigned spawns, burst;
     uint64_t weights_bytes;
-    double copy; /* bytes/s */
+    double copy, fill; /* bytes/s: memcpy; from the page cache into new memory */
     json_t *rows;
     char *ids; /* of the first start; every other must give the same */
     bool same;
@@ -131,12 +133,14 @@ static int whole_start(struct bench *b, const char *what, bool with_store, doubl
     if (r < 0)
         return r;
     check_ids(b, &start);
-    double copy_ms = plus_copy ? (double)b->weights_bytes / b->copy * 1e3 : 0;
-    if (target_ms > 0)
-        snprintf(limit, sizeof limit, "target %.0f ms%s", target_ms + copy_ms,
-                 plus_copy ? " (300 ms + copy)" : "");
-    else
+    if (!target_ms)
         limit[0] = 0;
+    else if (plus_copy)
+        snprintf(limit, sizeof limit,
+                 "target %.0f ms (%.0f + the bytes from page cache to new memory)",
+                 target_ms + (double)b->weights_bytes / b->fill * 1e3, target_ms);
+    else
+        snprintf(limit, sizeof limit, "target %.0f ms", target_ms);
     row(b, what, start.since_exec_ms, "ms", limit);
     start_free(&start);
     return 0;
@@ -225,23 +229,51 @@ static int at_once(struct bench *b, struct error *err)
     return r;
 }
 
+/* The largest file of the checkpoint is a file of weights. */
+static char *first_shard(const char *dir)
+{
+    _cleanup_free_ char *best = NULL;
+    off_t size = 0;
+    DIR *d = opendir(dir);
+
+    for (struct dirent *e; d && (e = readdir(d));) {
+        struct stat st;
+        char *path = x_printf("%s/%s", dir, e->d_name);
+        if (stat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > size) {
+            size = st.st_size;
+            free(best);
+            best = TAKE(path);
+        }
+        free(path);
+    }
+    if (d)
+        closedir(d);
+    return TAKE(best);
+}
+
 static int bench_model(struct bench *b, struct error *err)
 {
     cpu_set_t set;
     unsigned threads = sched_getaffinity(0, sizeof set, &set) == 0 ? (unsigned)CPU_COUNT(&set) : 1;
+    _cleanup_free_ char *shard = first_shard(b->model);
     char text[24];
 
     int r = lab_new(&b->lab, err);
     if (r < 0)
         return r;
-    b->options = (struct lab_options){.model = b->model};
+    b->options = (struct lab_options){.model = b->model, .kv_bytes = 32 * MIB};
     b->prompt = (struct prompt){.ids = bench_ids, .n_ids = ARRAY_LEN(bench_ids), .new_tokens = 4};
     b->copy = copy_bandwidth(threads);
+    b->fill = shard ? page_cache_bandwidth(shard, threads) : 0;
+    if (b->fill <= 0)
+        b->fill = b->copy;
     b->same = true;
     r = bench_caches(b, err);
     if (r == 0 && !cli_json(b->call))
-        printf("  weights %s, measured copy bandwidth %.1f GB/s with %u threads\n",
-               cli_bytes(b->weights_bytes, text), b->copy / 1e9, threads);
+        printf("  weights %s; measured with %u threads: memcpy %.1f GB/s, page cache to new memory "
+               "%.1f "
+               "GB/s\n",
+               cli_bytes(b->weights_bytes, text), threads, b->copy / 1e9, b->fill / 1e9);
     if (r == 0)
         r = restarts(b, err);
     if (r == 0)

@@ -35,6 +35,7 @@ struct lab_options {
     const char *cache_dir; /* NULL: inside the lab's folder */
     unsigned standby;
     bool compile_never;
+    uint64_t kv_bytes; /* of each instance; 0: the daemon's default */
 };
 
 int lab_new(struct lab *lab, struct error *err);

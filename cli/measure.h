@@ -52,4 +52,11 @@ double quantile(double *values, size_t n, double q);
  */
 double copy_bandwidth(unsigned threads);
 
+/*
+ * Bytes a second from a file in the page cache into new memory of a memfd by plain read and write
+ * with `threads` threads: what a load is bounded by where the kernel hands memory out in small
+ * pages. 0: cannot be read.
+ */
+double page_cache_bandwidth(const char *path, unsigned threads);
+
 #endif

@@ -2,6 +2,7 @@
 #include "engine/engine.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -13,6 +14,8 @@
 #include "base/fd.h"
 #include "engine/engine_private.h"
 #include "kernels/backend.h"
+
+#define PREFETCH_BYTES MIB /* between two looks at whether to stop */
 
 const struct engine_start *engine_started(const struct engine *engine)
 {
@@ -264,6 +267,23 @@ static void prepare(struct engine *engine, struct ember_device *device, struct b
     eventfd_write(engine->wake, 1);
 }
 
+/*
+ * Maps the weights before somebody waits for it: a first touch costs about 0.3 us for each page of
+ * 4 KiB, 100 ms for a model of 1.2 GB. In arena order, so that a step that comes meanwhile finds
+ * its first layers mapped.
+ */
+static void prefetch_weights(struct engine *engine)
+{
+    uint64_t bytes = engine->memory_bytes[EMBER_ARENA_WEIGHTS];
+
+    if (!engine->backend->memory_prefetch)
+        return;
+    for (uint64_t at = 0; at < bytes && !atomic_load(&engine->stop); at += PREFETCH_BYTES)
+        if (engine->backend->memory_prefetch(engine->memory[EMBER_ARENA_WEIGHTS], at,
+                                             MIN(bytes - at, PREFETCH_BYTES)) < 0)
+            return;
+}
+
 /* Owns every bucket in BUCKET_ABSENT, and a device handle of its own: lowering is not shared. */
 static void *background(void *arg)
 {
@@ -271,7 +291,9 @@ static void *background(void *arg)
     struct ember_device_options options = {.threads = 1, .isa = engine->options.isa};
     struct ember_device *device = NULL;
     struct ember_backend_error e = {0};
+    struct sched_param none = {0};
 
+    sched_setscheduler(0, SCHED_IDLE, &none); /* this thread alone; it may delay nobody */
     if (engine->backend->device_open(&options, &device, &e) < 0)
         device = NULL;
     for (int i = 0; i < BUCKET_TAPS && !atomic_load(&engine->stop); i++)
@@ -279,6 +301,7 @@ static void *background(void *arg)
             prepare(engine, device, &engine->buckets[i]);
     if (device)
         engine->backend->device_close(device);
+    prefetch_weights(engine);
     return NULL;
 }
 

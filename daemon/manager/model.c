@@ -11,6 +11,7 @@
 #include "daemon/manager/manager.h"
 #include "kernels/plan.h"
 
+#define KV_BYTES_MOST (512 * MIB)
 #define KV_TOKENS_DEFAULT 8192 /* of an instance when kv_bytes is not configured */
 #define KV_PAGES_LEAST 64
 #define OWN_BYTES_GUESS (16 * MIB) /* of an instance beside its KV, until one has been measured */
@@ -210,7 +211,8 @@ uint32_t mgr_model_target(const struct mgr_model *model)
     return (uint32_t)(model->standby >= 0 ? model->standby : model->mgr->options.standby);
 }
 
-/* Enough for KV_TOKENS_DEFAULT tokens, an eighth of the budget at most, and never absurdly few. */
+/* Enough for KV_TOKENS_DEFAULT tokens, KV_BYTES_MOST or an eighth of the budget at most, never
+ * absurdly few. */
 uint64_t mgr_model_kv_bytes(const struct mgr_model *model)
 {
     uint64_t page = model->kv_page_bytes, bytes, least;
@@ -222,7 +224,7 @@ uint64_t mgr_model_kv_bytes(const struct mgr_model *model)
     if (!page || !size_mul(page, KV_TOKENS_DEFAULT / KV_PAGE_SIZE, &bytes))
         return 64 * MIB;
     least = page * KV_PAGES_LEAST;
-    return MAX(least, MIN(bytes, mgr_budget(model->mgr) / 8));
+    return MAX(least, MIN(bytes, MIN(mgr_budget(model->mgr) / 8, KV_BYTES_MOST)));
 }
 
 uint64_t mgr_model_instance_bytes(const struct mgr_model *model)

@@ -50,7 +50,7 @@
     X("pool", lease_ttl, DURATION, "30s", "1s..24h", RELOAD, \
       "how long a lease lasts without being renewed") \
     X("pool", lease_grace, DURATION, "10s", "0..1h", RELOAD, \
-      "how long a lease whose holder has gone can be taken up again before its instance stops") \
+      "how long a lease whose holder has gone can be taken up again before its instance goes back to the pool") \
     X("pool", idle_unload, DURATION, "0", "0..", RELOAD, \
       "unload a model that nobody has leased for so long; 0: never") \
     X("models", default_model, PATH, "%D/models/ember-tiny", "", RESTART, \

@@ -165,6 +165,11 @@ struct ember_backend {
     int (*graph_launch)(struct ember_queue *queue, struct ember_native_graph *graph, uint32_t first,
                         uint32_t count, struct ember_backend_error *error);
     void (*graph_free)(struct ember_native_graph *graph);
+
+    /* Makes the first use of a range quick (page tables, migration) without changing it. A hint:
+     * may fail or do nothing. The one slot that any thread may call, also while the device is in
+     * use. */
+    int (*memory_prefetch)(struct ember_memory *memory, uint64_t offset, uint64_t bytes);
 };
 
 #endif

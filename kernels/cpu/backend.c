@@ -186,6 +186,11 @@ static int cpu_queue_sync(struct ember_queue *queue, struct ember_backend_error 
     return 0;
 }
 
+static int cpu_memory_prefetch(struct ember_memory *memory, uint64_t offset, uint64_t bytes)
+{
+    return mapping_populate(&memory->map, offset, bytes);
+}
+
 static bool within(const struct ember_memory *memory, uint64_t offset, uint64_t bytes)
 {
     return offset <= memory->map.bytes && bytes <= memory->map.bytes - offset;
@@ -433,6 +438,7 @@ const struct ember_backend *cpu_backend(void)
         .graph_instantiate = cpu_graph_instantiate,
         .graph_launch = cpu_graph_launch,
         .graph_free = cpu_graph_free,
+        .memory_prefetch = cpu_memory_prefetch,
     };
     return &backend;
 }

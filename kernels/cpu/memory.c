@@ -112,3 +112,17 @@ void mapping_free(struct mapping *mapping)
         munmap(mapping->base, mapping->length);
     mapping->base = NULL;
 }
+
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22 /* Linux 5.14; the C library's headers may be older */
+#endif
+
+int mapping_populate(const struct mapping *mapping, uint64_t offset, uint64_t bytes)
+{
+    uint64_t first = offset & ~UINT64_C(4095), last;
+
+    if (!size_add(offset, bytes, &last) || last > mapping->bytes)
+        return -EINVAL;
+    last = MIN(size_align(last, 4096), mapping->length);
+    return madvise(mapping->base + first, last - first, MADV_POPULATE_READ) < 0 ? -errno : 0;
+}

@@ -26,4 +26,7 @@ int mapping_import(int fd, uint64_t bytes, int protection, struct mapping *ret, 
 
 void mapping_free(struct mapping *mapping);
 
+/* Fills the page tables of a range; -EINVAL beyond the mapping or on a kernel before 5.14. */
+int mapping_populate(const struct mapping *mapping, uint64_t offset, uint64_t bytes);
+
 #endif
