@@ -221,13 +221,30 @@ static int short_options(struct walk *w, const char *letters)
     return 0;
 }
 
+/* "verify" is a verb and "verify tokenizer" is another: the longer one wins ("./tokenizer" for a
+ * file). */
+static void longer_verb(struct walk *w, const char *word)
+{
+    if (w->i + 1 >= w->argc)
+        return;
+    _cleanup_free_ char *full = x_printf("%s %s", word, w->argv[w->i + 1]);
+    const struct verb *verb = verb_find(w->program, full);
+    if (!verb)
+        return;
+    w->call->verb = verb;
+    w->i++;
+}
+
 static int verb_word(struct walk *w, char *word)
 {
     _cleanup_free_ char *full = w->group ? x_printf("%s %s", w->group, word) : x_strdup(word);
 
     w->call->verb = verb_find(w->program, full);
-    if (w->call->verb)
+    if (w->call->verb) {
+        if (!w->group && verb_is_group(w->program, word))
+            longer_verb(w, word);
         return 0;
+    }
     if (!w->group && verb_is_group(w->program, word)) {
         w->group = word;
         return 0;

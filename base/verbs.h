@@ -20,7 +20,8 @@
  *
  * Every verb takes --help (-h); the program's `globals` (--json, --socket, ...) are accepted before
  * and after the verb. Options are `--name=value` or `--name value`; a BOOL is `--name`,
- * `--no-name` or `--name=yes|no`. `--` ends options. Two words make a group: `cache ls`.
+ * `--no-name` or `--name=yes|no`. `--` ends options. Two words make a group: `cache ls`;
+ * a group's first word may be a verb of its own (`verify DIR`, `verify tokenizer FILE`).
  */
 #ifndef EMBER_BASE_VERBS_H
 #define EMBER_BASE_VERBS_H

@@ -56,6 +56,10 @@ static const struct verb_option verify_options[] = {
     {"tolerance", VALUE_STRING, .fallback = "1e-3",
      .help = "of logits and hidden states, relative to the largest"},
     {0}};
+static const struct verb_option verify_tokenizer_options[] = {
+    {"tokenizer", VALUE_PATH, .fallback = ".",
+     .help = "tokenizer.json (.xz too), or a folder that has one"},
+    {0}};
 static const struct verb_option cache_options[] = {
     {"cache-dir", VALUE_PATH, .help = "the cache's folder (default: emberd's)"}, {0}};
 static const struct verb_option gc_options[] = {
@@ -119,6 +123,12 @@ static const struct verb verbs[] = {
      "goes wrong is "
      "named, which is how a new architecture is brought up. No daemon is needed.",
      verify_options, "verify goldens/*\tall of them, exit 1 if one fails\n", run_verify},
+    {"verify tokenizer", "FILE...", "compare a tokenizer with reference ids and texts",
+     "Each FILE is an expected.json: texts with the ids and the decoded forms that the reference "
+     "gives. Prints "
+     "the first differing id or character of each mismatch with what surrounds it.",
+     verify_tokenizer_options, "verify tokenizer --tokenizer tokenizer.json expected.json\t\n",
+     run_verify_tokenizer},
     {"cache ls", "", "list cached kernels, graphs and records", NULL, cache_options, NULL,
      run_cache_ls},
     {"cache show", "KEY", "one entry and what it depends on", NULL, cache_options, NULL,

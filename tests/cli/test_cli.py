@@ -139,6 +139,20 @@ class Verify(unittest.TestCase):
         self.check(sorted(os.path.join(SHARED, "public-models", m)
                           for m in os.listdir(os.path.join(SHARED, "public-models"))))
 
+    def test_tokenizer(self):
+        with open(os.path.join(TINY, "expected_text.json")) as f:
+            cases = [{"text": c["prompt"], "ids": c["prompt_ids"]} for c in json.load(f)["cases"]]
+        with tempfile.TemporaryDirectory() as d:
+            path = os.path.join(d, "expected.json")
+            for wrong in (False, True):
+                if wrong:
+                    cases[1]["ids"][3] += 1
+                with open(path, "w") as f:
+                    json.dump({"cases": cases}, f)
+                run = ctl("verify", "tokenizer", "--tokenizer", TINY, path, "--json", check=False)
+                self.assertEqual(run.returncode, 1 if wrong else 0)
+                self.assertEqual(json.loads(run.stdout)[0]["mismatches"], 1 if wrong else 0)
+
     def test_a_folder_without_numbers(self):
         run = ctl("verify", "/", check=False)
         self.assertEqual(run.returncode, 1)
