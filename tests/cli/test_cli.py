@@ -151,7 +151,7 @@ class Verify(unittest.TestCase):
                     json.dump({"cases": cases}, f)
                 run = ctl("verify", "tokenizer", "--tokenizer", TINY, path, "--json", check=False)
                 self.assertEqual(run.returncode, 1 if wrong else 0)
-                self.assertEqual(json.loads(run.stdout)[0]["mismatches"], 1 if wrong else 0)
+                self.assertEqual(json.loads(run.stdout)[0]["mismatches"] > 0, wrong)
 
     def test_a_folder_without_numbers(self):
         run = ctl("verify", "/", check=False)
