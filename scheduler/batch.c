@@ -115,9 +115,12 @@ static bool reserve_next(struct build *b, struct seq *seq, bool *preempted)
     bool changed = false;
 
     while (!seq_reserve(seq, seq->planned + 1)) {
-        changed = *preempted = true;
         struct seq *victim = page_victim(b->instance);
-        if (victim == seq && b->instance->n_running == 1) {
+        bool alone = b->instance->n_running == 1;
+        if (alone && seq->pending)
+            break; /* its last token is on the way */
+        changed = *preempted = true;
+        if (alone) {
             seq_end(seq, SCHED_LENGTH, "all KV pages of the instance are taken", b->now);
             break;
         }
@@ -279,7 +282,9 @@ static bool must_wait(const struct sched_instance *instance)
 {
     if (instance->gone || instance->n_flights == SCHED_DEPTH)
         return true;
-    return instance->n_flights && !instance->limits.token_refs && instance->flights[0].n_samples;
+    if (!instance->n_flights)
+        return false;
+    return instance->refused || (!instance->limits.token_refs && instance->flights[0].n_samples);
 }
 
 bool sched_next_step(struct sched_instance *instance, uint64_t now, struct sched_step *ret_step)

@@ -103,15 +103,21 @@ static void take_part(struct seq *seq, const struct sched_seq *part, const void 
     }
 }
 
-/* The step changed nothing: its sequences are taken off and tried again, twice in a row at most. */
-static void take_refusal(struct flight *flight, const char *text, uint64_t death, uint64_t now)
+/*
+ * The step changed nothing: its sequences are taken off and tried again, twice in a row at most. A step that was
+ * in flight behind it may be refused because of it: that counts as the same refusal.
+ */
+static void take_refusal(struct sched_instance *instance, struct flight *flight, const char *text,
+                         uint64_t now)
 {
+    if (!instance->refused)
+        instance->refused = ++instance->model->sched->next_death;
     for (uint32_t i = 0; i < flight->n; i++) {
         struct seq *seq = flight->entries[i];
         if (seq->id != flight->seqs[i].id)
             continue;
         seq->replayed++;
-        if (request_strike(seq->request, death))
+        if (request_strike(seq->request, instance->refused))
             request_end(seq->request, SCHED_ERROR, text, now);
         else
             seq_requeue(seq, now);
@@ -148,8 +154,8 @@ int sched_step_done(struct sched_instance *instance, const struct sched_result *
     instance->n_flights--;
     measure(instance, &flight, now);
     if (result->error) {
-        take_refusal(&flight, result->error_text ? result->error_text : "the instance refused it",
-                     ++instance->model->sched->next_death, now);
+        take_refusal(instance, &flight,
+                     result->error_text ? result->error_text : "the instance refused it", now);
     } else {
         for (uint32_t i = 0, sampled = 0; i < flight.n; i++) {
             const struct sched_seq *part = &flight.seqs[i];
@@ -161,6 +167,8 @@ int sched_step_done(struct sched_instance *instance, const struct sched_result *
     }
     for (uint32_t i = 0; i < flight.n; i++)
         request_drop(flight.entries[i]->request);
+    if (!instance->n_flights)
+        instance->refused = 0;
     if (!instance->n_running && !instance->n_flights)
         instance->idle_since = now;
     instance_ready(instance);

@@ -154,6 +154,7 @@ struct sched_instance {
     uint32_t n_flights;
     uint64_t last_done; /* when its last step came back */
     uint64_t idle_since;
+    uint64_t refused; /* the refusal after which the steps in flight are waited for; 0: none */
     bool draining, gone;
     bool ready; /* in the list of sched_ready */
     struct sched_instance *ready_next;
