@@ -47,6 +47,8 @@ static int run_segments(struct engine *engine, struct bucket *bucket, struct err
                 continue;
             seen |= bit;
         }
+        if (engine->waiting && engine->waiting(engine->waiting_ctx))
+            return CANARY_LATER;
         r = graph_exec_run_segment(bucket->exec, engine->queue, i, err);
     }
     return r;
@@ -105,7 +107,9 @@ static int run_canary(struct engine *engine, struct bucket *bucket, struct diges
             r = run_segments(engine, bucket, err);
         if (r == 0)
             r = read_output(engine, bucket, ret, err);
-        if (r < 0)
+        if (r == CANARY_LATER)
+            engine->backend->queue_sync(engine->queue, &(struct ember_backend_error){0});
+        if (r != 0)
             return r;
     }
     return 0;
@@ -151,6 +155,8 @@ int canary_prove(struct engine *engine, struct bucket *bucket, struct error *err
     if (r == 0 && !engine->canary_known)
         r = recall(engine, &now, err);
     engine->start.canary_ms += clock_ms_since(start);
+    if (r == CANARY_LATER)
+        return r;
     if (r < 0)
         return error_prefix(err, "canary");
     if (digest_equal(&now, &engine->canary))

@@ -146,13 +146,13 @@ static int reserve(struct engine *engine, struct error *err)
     return 0;
 }
 
-/* Instantiates a prepared bucket and proves it. */
+/* Instantiates a prepared bucket and proves it; CANARY_LATER: it stays prepared. */
 static int finish(struct engine *engine, struct bucket *bucket, bool prove, struct error *err)
 {
-    int r = bucket_instantiate(engine, bucket, err);
+    int r = bucket->exec ? 0 : bucket_instantiate(engine, bucket, err);
     if (r == 0 && prove)
         r = canary_prove(engine, bucket, err);
-    if (r < 0)
+    if (r != 0)
         return r;
     engine->start.capture_ms += bucket->capture_ms;
     engine->start.restore_ms += bucket->restore_ms;
@@ -334,7 +334,7 @@ bool engine_settled(const struct engine *engine)
     return true;
 }
 
-int engine_adopt(struct engine *engine, struct error *err)
+int engine_adopt(struct engine *engine, bool (*waiting)(void *ctx), void *ctx, struct error *err)
 {
     eventfd_t ignored;
 
@@ -351,6 +351,8 @@ int engine_adopt(struct engine *engine, struct error *err)
         }
         if (atomic_load(&bucket->state) != BUCKET_PREPARED)
             continue;
+        engine->waiting = waiting;
+        engine->waiting_ctx = ctx;
         int r = finish(engine, bucket, true, err);
         if (r < 0)
             atomic_store(&bucket->state, BUCKET_DROPPED);

@@ -70,6 +70,8 @@ struct engine {
     struct resolved kernels[ENGINE_KERNELS_MAX];
     uint32_t n_kernels;
     struct engine_start start;
+    bool (*waiting)(void *ctx); /* asked by the canary between segments; NULL: nobody waits */
+    void *waiting_ctx;
     struct digest canary;
     bool canary_known;
     uint8_t *staging; /* host side of a step's inputs */
@@ -97,6 +99,7 @@ void kernels_free(struct engine *engine);
 
 /* canary.c: runs it on a bucket; records the digest when none is known, else compares. */
 int canary_prove(struct engine *engine, struct bucket *bucket, struct error *err);
+#define CANARY_LATER 1 /* somebody waits (engine->waiting); nothing has been decided */
 
 /* step.c */
 int step_run_inputs(struct engine *engine, struct bucket *bucket, const struct engine_step *step,

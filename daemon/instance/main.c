@@ -176,10 +176,23 @@ static void read_link(void *ctx)
     }
 }
 
+/* A step, a new driver or emberd wants attention. */
+static bool somebody_waits(void *ctx)
+{
+    struct instance *instance = ctx;
+    struct pollfd fds[DRIVER_CONNECTIONS + 2] = {
+        {.fd = LINK_FD, .events = POLLIN},
+        {.fd = instance->fds[START_LISTENER], .events = POLLIN},
+    };
+    size_t n = 2 + drivers_poll(&instance->drivers, fds + 2);
+
+    return poll(fds, n, 0) > 0;
+}
+
 static void adopt(struct instance *instance)
 {
     struct error err = {0};
-    int r = engine_adopt(instance->engine, &err);
+    int r = engine_adopt(instance->engine, somebody_waits, instance, &err);
 
     if (r < 0)
         log_warn("a graph was dropped", "instance=%s reason=\"%s\"", instance->start->id,

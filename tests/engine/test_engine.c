@@ -91,7 +91,7 @@ static void adopt_all(struct engine *engine)
     while (!engine_settled(engine)) {
         struct pollfd p = {.fd = engine_background_fd(engine), .events = POLLIN};
         assert_true(poll(&p, 1, 30000) == 1);
-        if (engine_adopt(engine, &err) < 0)
+        if (engine_adopt(engine, NULL, NULL, &err) < 0)
             fail_msg("%s", err.text);
     }
 }
@@ -240,6 +240,33 @@ static void batch_bucket_and_chunk_do_not_change_bits(void **state)
     engine_free(engine);
 }
 
+static bool always(void *ctx)
+{
+    ++*(int *)ctx;
+    return true;
+}
+
+/* A graph that is not proved yet gives way to whoever waits, and is proved later. */
+static void adoption_gives_way(void **state)
+{
+    struct engine *engine = open_with(NULL);
+    struct error err = {0};
+    int asked = 0;
+
+    assert_int_equal(engine_background(engine, &err), 0);
+    struct pollfd p = {.fd = engine_background_fd(engine), .events = POLLIN};
+    assert_int_equal(poll(&p, 1, 30000), 1);
+    for (int i = 0; i < 5; i++)
+        assert_int_equal(engine_adopt(engine, always, &asked, &err), 1);
+    assert_int_equal(asked, 5);
+    assert_int_equal(engine_limits(engine).max_tokens, 64);
+    assert_int_equal(poll(&p, 1, 0), 1); /* it can be taken up again */
+    while (!engine_settled(engine))
+        assert_true(poll(&p, 1, 30000) == 1 && engine_adopt(engine, NULL, NULL, &err) >= 0);
+    assert_int_equal(engine_limits(engine).max_tokens, 512);
+    engine_free(engine);
+}
+
 static void refuses_bad_steps_and_serves_on(void **state)
 {
     struct engine *engine = open_with(NULL);
@@ -344,6 +371,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(generates_the_expected_tokens),
         cmocka_unit_test(restored_graph_gives_the_bits_of_a_fresh_one),
         cmocka_unit_test(batch_bucket_and_chunk_do_not_change_bits),
+        cmocka_unit_test(adoption_gives_way),
         cmocka_unit_test(refuses_bad_steps_and_serves_on),
         cmocka_unit_test(wrong_canary_is_not_ready),
         cmocka_unit_test(other_weights_are_found_by_the_canary),
