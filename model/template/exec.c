@@ -188,7 +188,10 @@ static struct iter *loop_source(struct run *r, struct frame *f, const struct nod
 /* Whether there is another item; it waits in l->after. */
 static bool loop_peek(struct run *r, struct loop *l)
 {
-    return l->after.type != T_MISSING || iter_next(r, l->source, &l->after);
+    struct value next;
+    if (l->after.type == T_MISSING && iter_next(r, l->source, &next))
+        l->after = next;
+    return l->after.type != T_MISSING;
 }
 
 static bool loop_next(struct run *r, struct loop *l)

@@ -158,15 +158,33 @@ static void pad(struct run *r, struct sb *b, const struct spec *s, const char *s
     sb_fill(r, b, s->fill, fill - left);
 }
 
-/* Separators between each three digits of the whole part. */
-static struct str *grouped(struct run *r, struct str *s, char sep)
+static bool digit_like(char c, bool hex)
+{
+    return (c >= '0' && c <= '9') || (hex && ((c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F')));
+}
+
+/*
+ * Separators between each three digits of the whole part (each four of binary and the like). Zeros
+ * that pad a number to its width, less `signs`, are separated too.
+ */
+static struct str *grouped(struct run *r, struct str *s, const struct spec *spec, size_t signs)
 {
     struct sb b = {0};
-    size_t whole = 0;
-    while (whole < s->len && s->data[whole] >= '0' && s->data[whole] <= '9')
+    size_t whole = 0, each = spec->type && strchr("bxXo", spec->type) ? 4 : 3;
+    char sep = spec->group;
+    while (whole < s->len && digit_like(s->data[whole], each == 4))
         whole++;
+    if (spec->align == '=' && spec->fill == '0') {
+        size_t rest = s->len - whole + signs, n = whole;
+        while (n + (n - 1) / each + rest < (size_t)spec->width)
+            n++;
+        sb_fill(r, &b, '0', n - whole);
+        sb_str(r, &b, s);
+        s = sb_take(r, &b);
+        whole = n;
+    }
     for (size_t i = 0; i < whole; i++) {
-        if (i && (whole - i) % 3 == 0)
+        if (i && (whole - i) % each == 0)
             sb_add(r, &b, &sep, 1);
         sb_add(r, &b, &s->data[i], 1);
     }
@@ -196,8 +214,6 @@ static void field_int(struct run *r, struct sb *b, struct spec *s, int64_t i)
         sb_str(r, &zeros, body);
         body = sb_take(r, &zeros);
     }
-    if (s->group)
-        body = grouped(r, body, s->group);
     snprintf(sign, sizeof sign, "%s%s", sign_text(s, i < 0),
              !s->alt || base == 10 ? ""
              : base == 2           ? "0b"
@@ -206,7 +222,7 @@ static void field_int(struct run *r, struct sb *b, struct spec *s, int64_t i)
                                    : "0x");
     if (!s->align)
         s->align = '>';
-    pad(r, b, s, sign, body);
+    pad(r, b, s, sign, s->group ? grouped(r, body, s, strlen(sign)) : body);
 }
 
 static void field_float(struct run *r, struct sb *b, struct spec *s, double f)
@@ -235,7 +251,8 @@ static void field_float(struct run *r, struct sb *b, struct spec *s, double f)
     if (!s->align)
         s->align = '>';
     struct str *out = sb_take(r, &body);
-    pad(r, b, s, sign_text(s, minus), s->group ? grouped(r, out, s->group) : out);
+    const char *sign = sign_text(s, minus);
+    pad(r, b, s, sign, s->group ? grouped(r, out, s, strlen(sign)) : out);
 }
 
 static void field_str(struct run *r, struct sb *b, struct spec *s, struct str *text)
@@ -280,9 +297,8 @@ static int64_t percent_number(struct percent *p, int64_t max)
         p->at++;
         n = need_int(p->r, next_arg(p));
     } else {
-        while (peek(p) >= '0' && peek(p) <= '9') {
-            n = MIN(n * 10 + (p->f->data[p->at++] - '0'), max + 1);
-        }
+        for (; peek(p) >= '0' && peek(p) <= '9'; p->at++)
+            n = MIN(n * 10 + (p->f->data[p->at] - '0'), max + 1);
     }
     if (n > max || n < -max)
         run_fail(p->r, "ValueError: a width or precision beyond %lld", (long long)max);
@@ -401,7 +417,8 @@ static void percent_field(struct percent *p, struct sb *b)
     }
     if (peek(p) == '.') {
         p->at++;
-        s.precision = MAX(percent_number(p, PRECISION_MAX), (int64_t)0);
+        s.precision = percent_number(p, PRECISION_MAX);
+        s.precision = MAX(s.precision, (int64_t)0);
     }
     while (peek(p) == 'l' || peek(p) == 'h' || peek(p) == 'L')
         p->at++;

@@ -584,9 +584,9 @@ void lex(struct run *r, const char *text, size_t len, struct tokens *ret);
 struct parser {
     struct run *r;
     struct token *at;
-    bool soft;      /* within an if: unknown filters fail when they are reached */
-    uint32_t loops; /* for statements around */
-    uint32_t blocks;
+    bool soft;           /* within an if: unknown filters fail when they are reached */
+    uint32_t loops;      /* for statements around */
+    struct nodes blocks; /* so far: their names differ */
 };
 struct node *node_new(struct parser *p, enum node_kind kind, uint32_t line);
 void nodes_add(struct parser *p, struct nodes *list, struct node *n);

@@ -133,6 +133,8 @@ static size_t endraw(const struct lexer *x, size_t at)
 
 static void lex_raw(struct lexer *x)
 {
+    if (x->at == x->len)
+        return;
     for (size_t i = x->at; i + 1 < x->len; i++) {
         size_t end = here(x, i, "{%") ? endraw(x, i) : 0;
         if (end) {

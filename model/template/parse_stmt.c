@@ -193,6 +193,11 @@ static struct node *parse_block(struct parser *p, uint32_t line)
 {
     struct node *n = node_new(p, N_BLOCK, line);
     n->name = take_name(p);
+    for (size_t i = 0; i < p->blocks.n; i++)
+        if (str_same(p->blocks.v[i]->name, n->name))
+            run_fail(p->r, "block '%.*s' defined twice", (int)MIN(n->name->len, (size_t)100),
+                     n->name->data);
+    nodes_add(p, &p->blocks, n);
     skip_name(p, "scoped");
     skip_name(p, "required");
     parse_macro_body(p, n, "endblock");

@@ -245,18 +245,37 @@ static bool reads(struct run *r, const struct node *n, const char *name, bool *d
     return found;
 }
 
-static void check_loop_target(struct run *r, const struct node *n)
+static void check_loop(struct run *r, const struct node *n);
+
+static void check_loop_all(struct run *r, const struct nodes *list)
 {
+    for (size_t i = 0; i < list->n; i++)
+        check_loop(r, list->v[i]);
+}
+
+/* Nothing within a loop may assign to `loop`. */
+static void check_loop(struct run *r, const struct node *n)
+{
+    if (!n)
+        return;
+    run_enter(r);
+    run_charge(r, 0);
     r->line = n->line;
-    if (n->kind == N_NAME && str_is(n->name, "loop"))
+    if (n->kind == N_NAME && n->ctx == CTX_STORE && str_is(n->name, "loop"))
         run_fail(r, "Can't assign to special loop variable in for-loop target");
-    for (size_t i = 0; i < n->kids.n; i++)
-        check_loop_target(r, n->kids.v[i]);
+    check_loop(r, n->a);
+    check_loop(r, n->b);
+    check_loop(r, n->c);
+    check_loop_all(r, &n->kids);
+    check_loop_all(r, &n->extra);
+    check_loop_all(r, &n->body);
+    check_loop_all(r, &n->els);
+    run_leave(r);
 }
 
 static void bind_for(struct run *r, struct scope *s, struct node *n, bool toplevel)
 {
-    check_loop_target(r, n->a);
+    check_loop(r, n);
     bind_names(r, s, n->b, toplevel);
     n->scope = inner(r, s);
     note_param(r, n->scope, str_lit(r, "loop")); /* slot 0 */
