@@ -133,9 +133,14 @@ static bool arrived_before(const struct seq *a, const struct seq *b)
 
 bool seq_before(const struct seq *a, const struct seq *b)
 {
-    if (a->request->priority == b->request->priority &&
-        a->request->client->served != b->request->client->served)
-        return a->request->client->served < b->request->client->served;
+    const struct client *x = a->request->client, *y = b->request->client;
+
+    if (a->request->priority == b->request->priority && x != y) {
+        if (x->served != y->served)
+            return x->served < y->served;
+        if (x->running != y->running)
+            return x->running < y->running;
+    }
     return arrived_before(a, b);
 }
 

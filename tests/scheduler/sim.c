@@ -51,6 +51,7 @@ struct node {
         uint32_t token;
     } * sampled; /* by the step before */
     uint32_t n_sampled;
+    bool stalled;
 };
 
 struct choice {
@@ -86,7 +87,6 @@ struct sim {
     float *ttft, *itl, *e2e;
     size_t n_ttft, n_itl, n_e2e, cap_ttft, cap_itl, cap_e2e;
     double busy_ns, alive_ns, seqs;
-    struct sched_instance *stalled;
     struct error broken;
     struct sim_report report;
 };
@@ -248,7 +248,7 @@ static void on_event(void *context, const struct sched_event *e)
     struct sim *sim = context;
 
     if (e->kind == SCHED_STALLED) {
-        sim->stalled = e->instance;
+        sim->nodes[(uintptr_t)e->user].stalled = true;
         return;
     }
     struct job *job = e->user;
@@ -599,8 +599,9 @@ static void tick(struct sim *sim)
     uint64_t next;
 
     sched_tick(sim->sched, sim->now, &next);
-    if (sim->stalled)
-        node_end(sim, (uintptr_t)sched_instance_user(TAKE(sim->stalled)), true);
+    for (size_t i = 0; i < sim->n_nodes; i++)
+        if (sim->nodes[i].instance && sim->nodes[i].stalled)
+            node_end(sim, i, true);
     if (sim->config->scale)
         scale(sim);
     if (sim->n_open)
@@ -650,15 +651,28 @@ static void verify(struct sim *sim)
             MAX(sim->report.pages_peak, (double)stats.pages_used / (double)stats.pages);
 }
 
+static void stuck(struct sim *sim)
+{
+    struct sched_stats s;
+
+    sched_model_stats(sim->model, sim->now, &s);
+    BROKEN(sim, "stuck: %u waiting, %u running, %u instances, %llu of %llu pages", s.waiting,
+           s.running, s.instances, (unsigned long long)s.pages_used, (unsigned long long)s.pages);
+}
+
 static void loop(struct sim *sim)
 {
-    uint64_t limit = 0;
+    uint64_t limit = 0, moved = 0;
 
     while (sim->n_heap && sim->n_open && !sim->broken.code) {
         struct event e = next_event(sim);
         limit = e.at == sim->now ? limit + 1 : 0;
         if (limit > 10000000)
             BROKEN(sim, "time stands still at %llu", (unsigned long long)sim->now);
+        if (e.kind != TICK)
+            moved = e.at;
+        if (e.at > moved + 1000 * SIM_S)
+            stuck(sim);
         sim->now = e.at;
         handle(sim, &e);
         pump(sim);

@@ -1,0 +1,955 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The batching scheduler, step by step: what exactly is in each step, who is served how often, what
+ * comes out. A step is written as one word a sequence: the request's letter, its tokens, '*' when a
+ * token is sampled, '<' when its input is the token of the step before: "A8 B3* C1*<".
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/fault.h"
+#include "scheduler/scale.h"
+#include "scheduler/sched.h"
+
+#define MS UINT64_C(1000000)
+#define SECOND UINT64_C(1000000000)
+#define EOS 2
+
+struct fixture {
+    struct sched *sched;
+    struct sched_model *model;
+    struct sched_instance *instance; /* the first */
+    struct sched_step step, older;
+    uint64_t now;
+    uint32_t next_token;
+    char text[8192];      /* of the last step */
+    char events[16384];   /* "A3 A4 A.length A! " */
+    uint32_t served[256]; /* tokens run, by letter */
+    uint32_t cached[256], generated[256];
+    uint64_t ids[256];
+    uint32_t stalls;
+    char stop_at; /* a letter: its first token makes the listener call sched_stop */
+};
+
+static void on_event(void *context, const struct sched_event *e)
+{
+    struct fixture *f = context;
+    char *out = f->events + strlen(f->events);
+    size_t room = sizeof f->events - strlen(f->events);
+    int letter = (int)(uintptr_t)e->user;
+
+    switch (e->kind) {
+    case SCHED_TOKEN:
+        snprintf(out, room, "%c%u ", letter, e->token);
+        if (letter == f->stop_at)
+            sched_stop(f->sched, e->request, e->choice, f->now);
+        break;
+    case SCHED_FINISHED:
+        snprintf(out, room, "%c.%s ", letter, sched_reason_text(e->reason));
+        f->cached[letter] = e->n_cached;
+        f->generated[letter] += e->n_generated;
+        break;
+    case SCHED_DONE:
+        snprintf(out, room, "%c! ", letter);
+        break;
+    case SCHED_STALLED:
+        f->stalls++;
+        break;
+    case SCHED_PROMPT:
+        break;
+    }
+}
+
+static struct sched_instance *add_instance(struct fixture *f, const struct sched_limits *limits)
+{
+    struct sched_instance *instance = NULL;
+    assert_int_equal(0, sched_instance_add(f->model, limits, NULL, f->now, &instance, NULL));
+    return instance;
+}
+
+static struct sched_limits limits_of(uint32_t pages, uint32_t tokens, uint32_t seqs, bool refs)
+{
+    return (struct sched_limits){pages, 4, tokens, seqs, 4096, refs};
+}
+
+static struct fixture *begin(const struct sched_model_config *config,
+                             const struct sched_limits *limits)
+{
+    static const uint32_t eos = EOS;
+    struct fixture *f = calloc(1, sizeof *f);
+    struct sched_config sc = {.hash_seed = 1, .event = on_event, .context = f};
+    struct sched_model_config mc = config ? *config : (struct sched_model_config){0};
+
+    mc.page_size = 4;
+    mc.stop_ids = &eos;
+    mc.n_stop_ids = 1;
+    f->now = SECOND;
+    f->next_token = 100;
+    assert_int_equal(0, sched_new(&sc, &f->sched, NULL));
+    assert_int_equal(0, sched_model_add(f->sched, &mc, &f->model, NULL));
+    if (limits)
+        f->instance = add_instance(f, limits);
+    return f;
+}
+
+static void verify(struct fixture *f)
+{
+    struct error err = {0};
+    if (sched_verify(f->sched, &err) < 0)
+        fail_msg("%s", err.text);
+}
+
+static void end(struct fixture *f)
+{
+    verify(f);
+    sched_free(f->sched);
+    free(f);
+}
+
+/* A request whose prompt is n tokens beginning at `from`. */
+static struct sched_request request(struct fixture *f, char letter, uint32_t from, uint32_t n,
+                                    uint32_t max_tokens)
+{
+    static uint32_t prompts[16][4096];
+    static int next;
+    uint32_t *prompt = prompts[next++ % 16];
+
+    for (uint32_t i = 0; i < n; i++)
+        prompt[i] = from + i;
+    return (struct sched_request){.model = f->model,
+                                  .client = (uint64_t)letter,
+                                  .prompt = prompt,
+                                  .n_prompt = n,
+                                  .max_tokens = max_tokens,
+                                  .user = (void *)(uintptr_t)letter};
+}
+
+static void submit(struct fixture *f, const struct sched_request *r)
+{
+    uint32_t retry;
+    assert_int_equal(0,
+                     sched_submit(f->sched, r, f->now, &f->ids[(uintptr_t)r->user], &retry, NULL));
+}
+
+static void ask(struct fixture *f, char letter, uint32_t n, uint32_t max_tokens)
+{
+    struct sched_request r = request(f, letter, 1000u * (uint32_t)letter, n, max_tokens);
+    submit(f, &r);
+}
+
+/* The next step, as text; "" when there is none. */
+static const char *plan_on(struct fixture *f, struct sched_instance *instance)
+{
+    struct sched_step step;
+    size_t n = 0;
+
+    verify(f);
+    f->text[0] = '\0';
+    if (!sched_next_step(instance, f->now, &step))
+        return f->text;
+    f->older = f->step;
+    f->step = step;
+    for (uint32_t i = 0; i < step.n_seqs; i++) {
+        const struct sched_seq *s = &step.seqs[i];
+        int letter = (int)(uintptr_t)s->user;
+        f->served[letter] += s->n_tokens;
+        n += (size_t)snprintf(f->text + n, sizeof f->text - n, "%s%c%u%s%s", i ? " " : "", letter,
+                              s->n_tokens, s->sample ? "*" : "", s->token_from_previous ? "<" : "");
+    }
+    verify(f);
+    return f->text;
+}
+
+static const char *plan(struct fixture *f)
+{
+    return plan_on(f, f->instance);
+}
+
+/* The step has come back; its tokens are next_token, next_token + 1, ... */
+static void done_on(struct fixture *f, struct sched_instance *instance,
+                    const struct sched_step *step)
+{
+    struct sched_seq_result results[64] = {0};
+    struct error err = {0};
+
+    f->now += MS;
+    for (uint32_t i = 0; i < step->n_samples; i++)
+        results[i].token = f->next_token++;
+    struct sched_result result = {.step = step->id, .seqs = results, .n_seqs = step->n_samples};
+    if (sched_step_done(instance, &result, f->now, &err) < 0)
+        fail_msg("%s", err.text);
+    verify(f);
+}
+
+static void done(struct fixture *f)
+{
+    done_on(f, f->instance, &f->step);
+}
+
+static const char *run(struct fixture *f)
+{
+    if (*plan(f))
+        done(f);
+    return f->text;
+}
+
+/* ---- batching ---- */
+
+static void prompts_run_in_chunks(void **state)
+{
+    struct sched_limits limits = limits_of(64, 8, 4, false);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 20, 3);
+    assert_string_equal(run(f), "A8");
+    assert_string_equal(run(f), "A8");
+    assert_string_equal(run(f), "A4*");
+    assert_string_equal(run(f), "A1*");
+    assert_string_equal(run(f), "A1*");
+    assert_string_equal(run(f), "");
+    assert_string_equal(f->events, "A100 A101 A102 A.length A! ");
+    end(f);
+}
+
+static void decodes_come_first_and_prompts_fill_the_rest(void **state)
+{
+    struct sched_limits limits = limits_of(64, 8, 4, false);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 3, 6);
+    assert_string_equal(run(f), "A3*");
+    ask(f, 'B', 16, 2);
+    ask(f, 'C', 2, 1);
+    assert_string_equal(run(f), "A1* B7");
+    assert_string_equal(run(f), "A1* C2* B5"); /* C's client has been served less */
+    assert_string_equal(run(f), "A1* B4*");
+    assert_string_equal(run(f), "A1* B1*");
+    assert_string_equal(run(f), "A1*");
+    assert_string_equal(run(f), "");
+    end(f);
+}
+
+static void prompts_beside_decodes_are_limited(void **state)
+{
+    struct sched_model_config config = {.prefill_tokens = 3, .step_tokens = 6};
+    struct sched_limits limits = limits_of(64, 100, 4, false);
+    struct fixture *f = begin(&config, &limits);
+
+    ask(f, 'A', 8, 4);
+    assert_string_equal(run(f), "A6");
+    assert_string_equal(run(f), "A2*");
+    ask(f, 'B', 7, 1);
+    assert_string_equal(run(f), "A1* B3");
+    assert_string_equal(run(f), "A1* B3");
+    assert_string_equal(run(f), "A1* B1*");
+    end(f);
+}
+
+/* ---- two in flight ---- */
+
+static void a_second_step_refers_to_the_first(void **state)
+{
+    struct sched_limits limits = limits_of(64, 8, 4, true);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 3, 3);
+    assert_string_equal(plan(f), "A3*");
+    assert_string_equal(plan(f), "A1*<");
+    assert_int_equal(f->step.seqs[0].position, 3);
+    assert_int_equal(f->step.seqs[0].sample_index, 1);
+    assert_string_equal(plan(f), ""); /* two are in flight */
+    f->text[0] = '\0';
+    done_on(f, f->instance, &f->older);
+    assert_string_equal(plan(f), "A1*<");
+    done_on(f, f->instance, &f->older);
+    done_on(f, f->instance, &f->step);
+    assert_string_equal(f->events, "A100 A101 A102 A.length A! ");
+    assert_string_equal(plan(f), "");
+    end(f);
+}
+
+static void without_references_only_prompts_overlap(void **state)
+{
+    struct sched_limits limits = limits_of(64, 8, 4, false);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 17, 2);
+    assert_string_equal(plan(f), "A8");
+    assert_string_equal(plan(f), "A8");
+    done_on(f, f->instance, &f->older);
+    assert_string_equal(plan(f), "A1*");
+    done_on(f, f->instance, &f->older);
+    assert_string_equal(plan(f), ""); /* its token is not known */
+    done_on(f, f->instance, &f->step);
+    assert_string_equal(plan(f), "A1*");
+    end(f);
+}
+
+/* A stop token ends a sequence that is in the next step already: that result is nobody's. */
+static void a_step_too_many_is_dropped(void **state)
+{
+    struct sched_limits limits = limits_of(64, 8, 4, true);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_stats stats;
+
+    ask(f, 'A', 3, 9);
+    plan(f);
+    plan(f);
+    f->next_token = EOS;
+    done_on(f, f->instance, &f->older);
+    assert_string_equal(f->events, "A2 A.stop A! ");
+    done_on(f, f->instance, &f->step);
+    assert_string_equal(f->events, "A2 A.stop A! ");
+    sched_model_stats(f->model, f->now, &stats);
+    assert_int_equal(stats.wasted_tokens, 1);
+    assert_int_equal(stats.pages_used, 0);
+    end(f);
+}
+
+/* ---- fairness ---- */
+
+static void a_thousand_do_not_delay_one(void **state)
+{
+    struct sched_limits limits = limits_of(4096, 64, 4, false);
+    struct fixture *f = begin(NULL, &limits);
+
+    for (int i = 0; i < 1000; i++)
+        ask(f, 'A', 8, 50);
+    assert_string_equal(run(f), "A8* A8* A8* A8*");
+    assert_string_equal(run(f), "A1* A1* A1* A1*");
+    ask(f, 'B', 8, 3);
+    assert_string_equal(run(f), "A1* A1* A1* B8*"); /* the youngest of A had to go */
+    assert_string_equal(run(f), "A1* A1* A1* B1*");
+    ask(f, 'B', 8, 3);
+    assert_string_equal(run(f), "A1* A1* A1* B1*"); /* B has one running: no more displacing */
+    struct sched_stats stats;
+    sched_model_stats(f->model, f->now, &stats);
+    assert_int_equal(stats.preemptions, 1);
+    assert_string_equal(run(f), "A1* A1* A1* B4*"); /* B's second; a page of it is cached */
+    end(f);
+}
+
+static void clients_are_served_alike(void **state)
+{
+    struct sched_limits limits = limits_of(4096, 16, 2, false);
+    struct fixture *f = begin(NULL, &limits);
+
+    for (int i = 0; i < 30; i++)
+        ask(f, 'A', 16, 4);
+    for (int i = 0; i < 120; i++)
+        ask(f, 'B', 8, 2);
+    for (int i = 0; i < 120; i++)
+        run(f);
+    /* prompts from the cache cost nothing: only what is computed counts */
+    uint32_t a = f->served['A'], b = f->served['B'];
+    assert_true(a > 100 && b > 100);
+    assert_in_range(f->generated['A'] * 2 + a, (f->generated['B'] * 2 + b) * 3 / 4,
+                    (f->generated['B'] * 2 + b) * 4 / 3);
+    end(f);
+}
+
+static void priorities_go_first_and_displace(void **state)
+{
+    struct sched_limits limits = limits_of(64, 8, 2, false);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_request r;
+
+    ask(f, 'A', 2, 9);
+    ask(f, 'B', 2, 9);
+    assert_string_equal(run(f), "A2* B2*");
+    ask(f, 'C', 2, 9);
+    r = request(f, 'D', 1, 2, 2);
+    r.priority = -1;
+    submit(f, &r);
+    assert_string_equal(run(f), "A1* D2*");
+    assert_string_equal(run(f), "A1* D1*");
+    assert_string_equal(run(f), "A1* B3*"); /* before C, which came later */
+    end(f);
+}
+
+/* ---- pages ---- */
+
+static void the_youngest_gives_its_pages(void **state)
+{
+    struct sched_limits limits = limits_of(4, 16, 4, false);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'C', 4, 9);
+    ask(f, 'D', 4, 9);
+    assert_string_equal(run(f), "C4* D4*");
+    for (int i = 0; i < 4; i++)
+        assert_string_equal(run(f), "C1* D1*"); /* pages 3 and 4 */
+    assert_string_equal(run(f), "C1*");         /* D has gone: 5 of its tokens are known */
+    for (int i = 0; i < 3; i++)
+        assert_string_equal(run(f), "C1*");
+    assert_string_equal(run(f), "D5*"); /* 9 known, the first page is found again */
+    struct sched_stats stats;
+    sched_model_stats(f->model, f->now, &stats);
+    assert_int_equal(stats.preemptions, 1);
+    for (int i = 0; i < 9; i++)
+        run(f);
+    assert_int_equal(f->generated['C'], 9);
+    assert_int_equal(f->generated['D'], 9);
+    end(f);
+}
+
+static void all_pages_are_the_end(void **state)
+{
+    struct sched_limits limits = limits_of(2, 16, 4, true);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 5, 100);
+    for (int i = 0; i < 9; i++)
+        run(f);
+    assert_string_equal(f->events, "A100 A101 A102 A103 A.length A! ");
+    end(f);
+}
+
+static void prefixes_are_shared(void **state)
+{
+    struct sched_limits limits = limits_of(1024, 2048, 4, false);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_request r = request(f, 'A', 1, 1001, 1);
+
+    submit(f, &r);
+    assert_string_equal(run(f), "A1001*");
+    r.user = (void *)'B';
+    submit(f, &r);
+    assert_string_equal(run(f), "B1*"); /* 250 pages of 4 */
+    assert_int_equal(f->cached['B'], 1000);
+    r.user = (void *)'C';
+    r.cache_salt = "tenant";
+    r.cache_salt_len = 6;
+    submit(f, &r);
+    assert_string_equal(run(f), "C1001*");
+    r.user = (void *)'D';
+    r.n_prompt = 1000; /* the last token is always run: its logits are wanted */
+    submit(f, &r);
+    assert_string_equal(run(f), "D4*");
+    end(f);
+}
+
+static void rope_that_depends_on_length_is_not_shared(void **state)
+{
+    struct sched_model_config config = {.rope_exact_len = 10};
+    struct sched_limits limits = limits_of(1024, 64, 4, false);
+    struct fixture *f = begin(&config, &limits);
+    struct sched_request r = request(f, 'A', 1, 13, 1);
+
+    submit(f, &r);
+    assert_string_equal(run(f), "A13*");
+    submit(f, &r);
+    assert_string_equal(run(f), "A1*"); /* same length */
+    r.n_prompt = 14;
+    submit(f, &r);
+    assert_string_equal(run(f), "A14*");
+    r.n_prompt = 9;
+    submit(f, &r);
+    assert_string_equal(run(f), "A9*");
+    r.n_prompt = 10;
+    submit(f, &r);
+    assert_string_equal(run(f), "A2*"); /* both short */
+    end(f);
+}
+
+static void choices_share_their_prompt(void **state)
+{
+    struct sched_model_config config = {.no_prefix_cache = true};
+    struct sched_limits limits = limits_of(64, 32, 8, false);
+    struct fixture *f = begin(&config, &limits);
+    struct sched_request r = request(f, 'A', 1, 18, 2);
+    struct sched_stats stats;
+
+    r.n = 3;
+    submit(f, &r);
+    assert_string_equal(run(f), "A18*");
+    assert_string_equal(run(f), "A1* A2* A2*"); /* four full pages are shared */
+    sched_model_stats(f->model, f->now, &stats);
+    assert_int_equal(stats.pages_used, 4 + 2); /* the first choice has ended */
+    assert_string_equal(run(f), "A1* A1*");
+    assert_non_null(strstr(f->events, "A! "));
+    submit(f, &r);
+    assert_string_equal(run(f), "A18*"); /* another request shares nothing */
+    end(f);
+}
+
+/* ---- ends ---- */
+
+static void stop_tokens(void **state)
+{
+    struct sched_limits limits = limits_of(64, 32, 8, false);
+    struct fixture *f = begin(NULL, &limits);
+    static const uint32_t own = 77;
+    struct sched_request r = request(f, 'A', 1, 3, 9);
+
+    r.ignore_eos = true;
+    r.stop_ids = &own;
+    r.n_stop_ids = 1;
+    r.min_tokens = 1;
+    submit(f, &r);
+    plan(f);
+    assert_true(f->step.seqs[0].suppress_stop);
+    f->next_token = 77;
+    done(f); /* an instance that does not listen: still not the end */
+    plan(f);
+    assert_false(f->step.seqs[0].suppress_stop);
+    f->next_token = EOS;
+    done(f);
+    f->next_token = 77;
+    run(f);
+    assert_string_equal(f->events, "A77 A2 A77 A.stop A! ");
+    end(f);
+}
+
+static void the_listener_may_stop(void **state)
+{
+    struct sched_limits limits = limits_of(64, 32, 8, true);
+    struct fixture *f = begin(NULL, &limits);
+
+    f->stop_at = 'A';
+    ask(f, 'A', 3, 9);
+    ask(f, 'B', 3, 1);
+    assert_string_equal(run(f), "A3* B3*");
+    assert_string_equal(f->events, "A100 A.stop A! B101 B.length B! ");
+    assert_string_equal(run(f), "");
+    end(f);
+}
+
+static void nothing_to_sample(void **state)
+{
+    struct sched_limits limits = limits_of(64, 8, 8, false);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 10, 0);
+    assert_string_equal(run(f), "A8");
+    assert_string_equal(run(f), "A2");
+    assert_string_equal(f->events, "A.length A! ");
+    end(f);
+}
+
+static void cancelled_within_a_step(void **state)
+{
+    struct sched_limits limits = limits_of(64, 8, 8, true);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_stats stats;
+
+    ask(f, 'A', 3, 9);
+    ask(f, 'B', 3, 9);
+    ask(f, 'C', 30, 9);
+    plan(f);
+    sched_cancel(f->sched, f->ids['A'], f->now);
+    sched_cancel(f->sched, f->ids['C'], f->now);
+    sched_cancel(f->sched, 12345, f->now);
+    assert_string_equal(f->events, "A.cancelled A! C.cancelled C! ");
+    assert_string_equal(plan(f), "B1*<");
+    done_on(f, f->instance, &f->older);
+    done_on(f, f->instance, &f->step);
+    sched_cancel(f->sched, f->ids['B'], f->now);
+    sched_model_stats(f->model, f->now, &stats);
+    assert_int_equal(stats.pages_used, 0);
+    assert_int_equal(stats.ended, 3);
+    end(f);
+}
+
+static void the_queue_is_bounded(void **state)
+{
+    struct sched_model_config config = {.max_queue = 3, .tokens_per_s = 10};
+    struct fixture *f = begin(&config, NULL);
+    uint32_t retry = 0;
+    uint64_t id = 0;
+
+    for (int i = 0; i < 3; i++)
+        ask(f, 'A', 100, 1);
+    struct sched_request r = request(f, 'B', 1, 4, 1);
+    assert_int_equal(SCHED_FULL, sched_submit(f->sched, &r, f->now, &id, &retry, NULL));
+    assert_int_equal(retry, 31); /* 300 tokens at 10 a second, and an instance to be started */
+    assert_int_equal(id, 0);
+    r.n_prompt = 0;
+    assert_int_equal(-EINVAL, sched_submit(f->sched, &r, f->now, &id, &retry, NULL));
+    end(f);
+}
+
+static void nobody_waits_for_ever(void **state)
+{
+    struct fixture *f = begin(NULL, NULL);
+    struct sched_request r = request(f, 'A', 1, 4, 1);
+    struct sched_limits small = limits_of(2, 8, 8, false);
+    uint64_t next;
+
+    r.deadline = f->now + SECOND;
+    submit(f, &r);
+    ask(f, 'B', 9, 1);
+    sched_tick(f->sched, f->now, &next);
+    assert_int_equal(next, f->now + SECOND);
+    f->now += SECOND;
+    sched_tick(f->sched, f->now, &next);
+    assert_string_equal(f->events, "A.timeout A! ");
+    assert_int_equal(next, UINT64_MAX);
+    add_instance(f, &small); /* which B does not fit */
+    sched_tick(f->sched, f->now, &next);
+    assert_string_equal(f->events, "A.timeout A! B.error B! ");
+    r.n_prompt = 9;
+    uint32_t retry;
+    assert_int_equal(-E2BIG, sched_submit(f->sched, &r, f->now, &f->ids['C'], &retry, NULL));
+    end(f);
+}
+
+/* ---- instances die ---- */
+
+static void a_death_is_replayed(void **state)
+{
+    struct sched_limits limits = limits_of(64, 32, 8, true);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 5, 6);
+    run(f);
+    run(f);
+    plan(f);
+    sched_instance_gone(f->instance, true, f->now);
+    assert_string_equal(f->events, "A100 A101 ");
+    f->instance = add_instance(f, &limits);
+    assert_string_equal(plan(f), "A7*"); /* five of the prompt and what was sampled */
+    assert_int_equal(f->step.seqs[0].prompt_len, 5);
+    assert_int_equal(f->step.seqs[0].sample_index, 2);
+    assert_int_equal(f->step.seqs[0].tokens[6], 101);
+    assert_true(f->step.seqs[0].first);
+    done(f);
+    for (int i = 0; i < 3; i++)
+        run(f);
+    assert_string_equal(f->events, "A100 A101 A102 A103 A104 A105 A.length A! ");
+    end(f);
+}
+
+static void a_second_death_fails_one_alone(void **state)
+{
+    struct sched_limits limits = limits_of(64, 32, 8, true);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 4, 3);
+    ask(f, 'B', 4, 3);
+    ask(f, 'C', 4, 3);
+    assert_string_equal(plan(f), "A4* B4* C4*");
+    sched_instance_gone(f->instance, true, f->now);
+    f->instance = add_instance(f, &limits);
+    assert_string_equal(plan(f), "A4*"); /* suspects: one at a time */
+    assert_string_equal(plan(f), "A1*<");
+    done_on(f, f->instance, &f->older); /* A has brought a token: no suspect any more */
+    assert_string_equal(plan(f), "A1*< B4*");
+    sched_instance_gone(f->instance, true, f->now);
+    assert_string_equal(f->events, "A100 B.error B! ");
+    f->instance = add_instance(f, &limits);
+    for (int i = 0; i < 9; i++)
+        run(f);
+    assert_int_equal(f->generated['A'], 3);
+    assert_int_equal(f->generated['C'], 3);
+    end(f);
+}
+
+static void an_ordered_end_is_nobodys_fault(void **state)
+{
+    struct sched_limits limits = limits_of(64, 32, 8, false);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 4, 3);
+    ask(f, 'B', 4, 3);
+    for (int i = 0; i < 4; i++) {
+        assert_string_equal(plan(f), "A4* B4*");
+        sched_instance_gone(f->instance, false, f->now);
+        f->instance = add_instance(f, &limits);
+    }
+    assert_string_equal(f->events, "");
+    end(f);
+}
+
+static void refused_twice_fails(void **state)
+{
+    struct sched_limits limits = limits_of(64, 32, 8, true);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_result refused = {.error = EINVAL, .error_text = "no"};
+    struct error err = {0};
+
+    ask(f, 'A', 4, 3);
+    plan(f);
+    plan(f);
+    refused.step = f->step.id; /* out of order */
+    assert_int_equal(-EINVAL, sched_step_done(f->instance, &refused, f->now, &err));
+    refused.step = f->older.id;
+    assert_int_equal(0, sched_step_done(f->instance, &refused, f->now, &err));
+    assert_string_equal(plan(f), ""); /* what is in flight first */
+    refused.step = f->step.id;
+    assert_int_equal(0, sched_step_done(f->instance, &refused, f->now, &err));
+    assert_string_equal(plan(f), "A4*");
+    refused.step = f->step.id;
+    refused.error = 0;
+    assert_int_equal(-EINVAL, sched_step_done(f->instance, &refused, f->now, &err)); /* no token */
+    refused.error = EINVAL;
+    assert_int_equal(0, sched_step_done(f->instance, &refused, f->now, &err));
+    assert_string_equal(f->events, "A.error A! ");
+    assert_int_equal(-EINVAL, sched_step_done(f->instance, &refused, f->now, &err));
+    end(f);
+}
+
+static void a_stall_is_told_once(void **state)
+{
+    struct sched_model_config config = {.stall_ns = SECOND};
+    struct sched_limits limits = limits_of(64, 32, 8, false);
+    struct fixture *f = begin(&config, &limits);
+    uint64_t next;
+
+    ask(f, 'A', 4, 3);
+    plan(f);
+    sched_tick(f->sched, f->now, &next);
+    assert_int_equal(next, f->now + SECOND);
+    f->now += SECOND;
+    sched_tick(f->sched, f->now, &next);
+    sched_tick(f->sched, f->now, &next);
+    assert_int_equal(f->stalls, 1);
+    sched_instance_gone(f->instance, true, f->now);
+    f->instance = add_instance(f, &limits);
+    assert_string_equal(run(f), "A4*");
+    end(f);
+}
+
+/* ---- the fleet ---- */
+
+static void the_cached_prefix_wins_until_load_outweighs_it(void **state)
+{
+    struct sched_limits limits = limits_of(256, 512, 4, false);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_instance *other;
+    struct sched_request r = request(f, 'A', 1, 101, 1);
+
+    submit(f, &r);
+    assert_string_equal(run(f), "A101*");
+    other = add_instance(f, &limits);
+    ask(f, 'B', 40, 9); /* both are empty: to the first */
+    assert_string_equal(run(f), "B40*");
+    r.user = (void *)'C';
+    submit(f, &r); /* a seat there costs less than 100 tokens here */
+    assert_string_equal(plan_on(f, other), "");
+    assert_string_equal(run(f), "B1* C1*");
+    ask(f, 'D', 40, 9);
+    assert_string_equal(plan_on(f, other), "D40*");
+    done_on(f, other, &f->step);
+    ask(f, 'E', 300, 9); /* not begun: its tokens are ahead of whoever comes */
+    ask(f, 'F', 8, 9);
+    r.user = (void *)'G';
+    submit(f, &r);
+    const char *here = plan(f);
+    assert_non_null(strstr(here, "E300*"));
+    assert_null(strchr(here, 'G'));
+    assert_non_null(strstr(plan_on(f, other), "G101*"));
+    end(f);
+}
+
+static void whoever_has_room_takes_the_next(void **state)
+{
+    struct sched_limits limits = limits_of(256, 64, 1, false);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_instance *other = add_instance(f, &limits);
+
+    ask(f, 'A', 4, 9);
+    ask(f, 'B', 4, 1);
+    ask(f, 'C', 4, 2);
+    assert_string_equal(plan(f), "A4*");
+    struct sched_step first = f->step;
+    assert_string_equal(plan_on(f, other), "B4*");
+    done_on(f, other, &f->step);
+    assert_string_equal(plan_on(f, other), "C4*");
+    sched_instance_drain(other);
+    done_on(f, other, &f->step);
+    ask(f, 'D', 4, 2);
+    assert_string_equal(plan_on(f, other), "C1*");
+    done_on(f, other, &f->step);
+    assert_true(sched_instance_idle(other));
+    assert_string_equal(plan_on(f, other), "");
+    done_on(f, f->instance, &first);
+    end(f);
+}
+
+static void scale_by_figures(void **state)
+{
+    static const struct {
+        struct scale_state state;
+        uint32_t wanted;
+        const char *why;
+    } cases[] = {
+        {{0}, 0, "min"},
+        {{.waiting = 1, .tokens_per_s = 1000, .backlog_tokens = 10}, 1, "load"},
+        {{.waiting = 9, .tokens_per_s = 1000, .backlog_tokens = 20001}, 5, "load"}, /* 5,000 each */
+        {{.waiting = 9, .tokens_per_s = 1000, .backlog_tokens = 900000}, 8, "max"},
+        {{.ready = 2, .waiting = 1, .tokens_per_s = 1000, .oldest_wait_ns = SECOND / 2},
+         3,
+         "standby"},
+        {{.ready = 3, .waiting = 1, .tokens_per_s = 1000, .oldest_wait_ns = SECOND * 2},
+         4,
+         "standby"},
+        {{.ready = 3, .idle = 2, .waiting = 1, .tokens_per_s = 1e3, .oldest_wait_ns = SECOND * 2},
+         4,
+         "wait"},
+        {{.ready = 3, .idle = 3}, 1, "standby"},
+    };
+    struct scale_config config = {
+        .max = 8, .standby = 1, .wait_target_ns = SECOND, .backlog_target_ns = 5 * SECOND};
+    const char *why;
+
+    config.standby = 0;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        config.standby = i >= 4;
+        assert_int_equal(scale_wanted(&config, &cases[i].state, &why), cases[i].wanted);
+        assert_string_equal(why, cases[i].why);
+    }
+}
+
+static void scale_in_after_idle_time(void **state)
+{
+    struct sched_model_config config = {.max_instances = 4, .idle_ns = 10 * SECOND};
+    struct sched_limits limits = limits_of(64, 32, 4, false);
+    struct fixture *f = begin(&config, NULL);
+
+    struct sched_scale s = sched_scale(f->model, 0, f->now);
+    assert_int_equal(s.wanted, 0);
+    ask(f, 'A', 4, 200);
+    s = sched_scale(f->model, 0, f->now);
+    assert_int_equal(s.wanted, 1);
+    f->instance = add_instance(f, &limits);
+    struct sched_instance *other = add_instance(f, &limits);
+    run(f);
+    s = sched_scale(f->model, 0, f->now);
+    assert_int_equal(s.wanted, 1);
+    assert_null(s.release);
+    f->now += 9 * SECOND;
+    s = sched_scale(f->model, 0, f->now);
+    assert_null(s.release);
+    assert_true(s.recheck > f->now && s.recheck <= f->now + SECOND);
+    f->now += SECOND;
+    s = sched_scale(f->model, 0, f->now);
+    assert_ptr_equal(s.release, other);
+    sched_instance_gone(other, false, f->now);
+    run(f);
+    f->now += 100 * SECOND;
+    s = sched_scale(f->model, 0, f->now);
+    assert_null(s.release); /* it works */
+    sched_cancel(f->sched, f->ids['A'], f->now);
+    f->now += 10 * SECOND;
+    s = sched_scale(f->model, 0, f->now);
+    assert_ptr_equal(s.release, f->instance); /* none is a normal number */
+    end(f);
+}
+
+static void thinly_spread_load_is_drawn_together(void **state)
+{
+    struct sched_model_config config = {
+        .max_instances = 4, .idle_ns = 10 * SECOND, .backlog_target_ns = 1000 * SECOND};
+    struct sched_limits limits = limits_of(64, 32, 4, false);
+    struct fixture *f = begin(&config, &limits);
+    struct sched_instance *other = add_instance(f, &limits);
+    struct sched_step steps[2];
+
+    ask(f, 'A', 4, 2);
+    ask(f, 'B', 4, 2);
+    assert_string_equal(plan(f), "A4*");
+    steps[0] = f->step;
+    assert_string_equal(plan_on(f, other), "B4*");
+    steps[1] = f->step;
+    assert_null(sched_scale(f->model, 0, f->now).release);
+    f->now += 10 * SECOND;
+    assert_null(sched_scale(f->model, 0, f->now).release); /* begins to drain the first */
+    done_on(f, f->instance, &steps[0]);
+    done_on(f, other, &steps[1]);
+    ask(f, 'C', 4, 2);
+    assert_string_equal(run(f), "A1*");
+    struct sched_scale s = sched_scale(f->model, 0, f->now);
+    assert_ptr_equal(s.release, f->instance);
+    assert_string_equal(plan_on(f, other), "B1* C4*");
+    end(f);
+}
+
+/* ---- memory ---- */
+
+/* Each allocation fails once: an error, nothing half-done, nothing lost (with a sanitizer). */
+static void every_allocation_may_fail(void **state)
+{
+    struct sched_limits limits = limits_of(64, 32, 8, true);
+    bool failed = true;
+
+    for (int n = 1; failed; n++) {
+        struct sched_config sc = {.hash_seed = 1};
+        struct sched_model_config mc = {.page_size = 4};
+        struct sched *sched = NULL;
+        struct sched_model *model = NULL;
+        struct sched_instance *instance = NULL;
+        uint32_t prompt[9] = {0}, retry;
+        uint64_t id;
+        char fault[32];
+
+        snprintf(fault, sizeof fault, "alloc:%d", n);
+        setenv("EMBER_FAULT", fault, 1);
+        fault_init();
+        failed = sched_new(&sc, &sched, NULL) < 0 ||
+                 sched_model_add(sched, &mc, &model, NULL) < 0 ||
+                 sched_instance_add(model, &limits, NULL, 0, &instance, NULL) < 0;
+        struct sched_request r = {.model = model,
+                                  .prompt = prompt,
+                                  .n_prompt = 9,
+                                  .n = 2,
+                                  .max_tokens = 4,
+                                  .stop_ids = prompt,
+                                  .n_stop_ids = 1};
+        failed = failed || sched_submit(sched, &r, 0, &id, &retry, NULL) < 0;
+        assert_true(n < 40);
+        assert_true(failed || n > 8);
+        unsetenv("EMBER_FAULT");
+        fault_init();
+        if (sched)
+            assert_int_equal(0, sched_verify(sched, NULL));
+        if (instance && failed) /* and goes on */
+            assert_int_equal(0, sched_submit(sched, &r, 0, &id, &retry, NULL));
+        sched_free(sched);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(prompts_run_in_chunks),
+        cmocka_unit_test(decodes_come_first_and_prompts_fill_the_rest),
+        cmocka_unit_test(prompts_beside_decodes_are_limited),
+        cmocka_unit_test(a_second_step_refers_to_the_first),
+        cmocka_unit_test(without_references_only_prompts_overlap),
+        cmocka_unit_test(a_step_too_many_is_dropped),
+        cmocka_unit_test(a_thousand_do_not_delay_one),
+        cmocka_unit_test(clients_are_served_alike),
+        cmocka_unit_test(priorities_go_first_and_displace),
+        cmocka_unit_test(the_youngest_gives_its_pages),
+        cmocka_unit_test(all_pages_are_the_end),
+        cmocka_unit_test(prefixes_are_shared),
+        cmocka_unit_test(rope_that_depends_on_length_is_not_shared),
+        cmocka_unit_test(choices_share_their_prompt),
+        cmocka_unit_test(stop_tokens),
+        cmocka_unit_test(the_listener_may_stop),
+        cmocka_unit_test(nothing_to_sample),
+        cmocka_unit_test(cancelled_within_a_step),
+        cmocka_unit_test(the_queue_is_bounded),
+        cmocka_unit_test(nobody_waits_for_ever),
+        cmocka_unit_test(a_death_is_replayed),
+        cmocka_unit_test(a_second_death_fails_one_alone),
+        cmocka_unit_test(an_ordered_end_is_nobodys_fault),
+        cmocka_unit_test(refused_twice_fails),
+        cmocka_unit_test(a_stall_is_told_once),
+        cmocka_unit_test(the_cached_prefix_wins_until_load_outweighs_it),
+        cmocka_unit_test(whoever_has_room_takes_the_next),
+        cmocka_unit_test(scale_by_figures),
+        cmocka_unit_test(scale_in_after_idle_time),
+        cmocka_unit_test(thinly_spread_load_is_drawn_together),
+        cmocka_unit_test(every_allocation_may_fail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The scheduler over simulated fleets: what sim.h checks, in random schedules; fairness and figures
+ * of given ones. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "sim.h"
+
+#define N_REQUESTS 80
+
+static uint32_t below(uint64_t *random, uint32_t n)
+{
+    return (uint32_t)(sim_random(random) % n);
+}
+
+static struct sim_config random_config(uint64_t *random, uint64_t seed)
+{
+    struct sim_config c = {.seed = seed,
+                           .instances = 1 + below(random, 4),
+                           .spawn_ns = 5 * SIM_MS,
+                           .step_ns = 1e6,
+                           .token_ns = 1e4,
+                           .seq_ns = 1e4,
+                           .eos = 0.02,
+                           .content = true,
+                           .verify_every = 1};
+
+    c.model.max_queue = 100 + below(random, 100);
+    c.model.prefill_tokens = below(random, 3) * 8;
+    c.model.no_prefix_cache = !below(random, 4);
+    c.model.stall_ns = SIM_S;
+    c.limits = (struct sched_limits){.pages = 20 + below(random, 60),
+                                     .page_size = 1 + below(random, 8),
+                                     .max_tokens = 4 + below(random, 60),
+                                     .max_seqs = 1 + below(random, 16),
+                                     .max_positions = 120,
+                                     .token_refs = below(random, 2)};
+    if (!below(random, 3))
+        c.death_rate = 5;
+    if (!below(random, 3))
+        c.refuse_rate = 0.01;
+    if (!below(random, 4))
+        c.stall_rate = 0.002;
+    if (!below(random, 4)) {
+        c.scale = true;
+        c.model.max_instances = 1 + below(random, 5);
+        c.model.standby = below(random, 2);
+        c.model.idle_ns = 50 * SIM_MS;
+        c.model.wait_target_ns = 20 * SIM_MS;
+        c.instances = below(random, 2);
+    }
+    return c;
+}
+
+static struct sim_request *random_requests(uint64_t *random, uint64_t seed)
+{
+    struct sim_shape shape = {.seed = seed,
+                              .n = N_REQUESTS,
+                              .clients = 1 + below(random, 5),
+                              .rate = below(random, 2) * 1000,
+                              .prompt_min = 1,
+                              .prompt_max = 19,
+                              .output_min = 0,
+                              .output_max = 30,
+                              .groups = below(random, 3),
+                              .shared = 12};
+    struct sim_request *requests = sim_trace(&shape);
+
+    for (uint32_t i = 0; i < N_REQUESTS; i++) {
+        struct sim_request *r = &requests[i];
+        if (!below(random, 4))
+            r->priority = (int32_t)below(random, 3) - 1;
+        if (!below(random, 5))
+            r->n = 1 + below(random, 4);
+        if (!below(random, 6))
+            r->cancel_at = r->at + below(random, 50 * SIM_MS);
+        if (!below(random, 6))
+            r->min_tokens = 5;
+        if (!below(random, 7))
+            r->prompt_logprobs = true;
+        if (!below(random, 9))
+            r->salt = below(random, 3);
+        if (!below(random, 20))
+            r->deadline = r->at + 10 * SIM_MS;
+    }
+    return requests;
+}
+
+static void run(const struct sim_config *config, const struct sim_request *requests, size_t n,
+                struct sim_report *report)
+{
+    struct error err = {0};
+    if (sim_run(config, requests, n, report, &err) < 0)
+        fail_msg("seed %llu: %s", (unsigned long long)config->seed, err.text);
+}
+
+static void random_schedules(void **state)
+{
+    const char *runs = getenv("EMBER_SIM_RUNS");
+    uint64_t n = runs ? strtoull(runs, NULL, 10) : 150;
+    uint64_t preemptions = 0, replays = 0, cached = 0, wasted = 0;
+
+    for (uint64_t seed = 0; seed < n; seed++) {
+        uint64_t random = seed + 1;
+        struct sim_config config = random_config(&random, seed);
+        _cleanup_free_ struct sim_request *requests = random_requests(&random, seed);
+        struct sim_report report;
+        run(&config, requests, N_REQUESTS, &report);
+        preemptions += report.stats.preemptions;
+        replays += report.stats.replays;
+        cached += report.stats.cached_tokens;
+        wasted += report.stats.wasted_tokens;
+    }
+    /* the schedules do go through what they are meant to test */
+    assert_true(preemptions > n && replays > n && cached > n && wasted > n);
+}
+
+static void equal_runs_are_equal(void **state)
+{
+    for (uint64_t seed = 1000; seed < 1005; seed++) {
+        struct sim_report first = {0}, second = {0};
+        for (int i = 0; i < 2; i++) {
+            uint64_t random = seed;
+            struct sim_config config = random_config(&random, seed);
+            _cleanup_free_ struct sim_request *requests = random_requests(&random, seed);
+            run(&config, requests, N_REQUESTS, i ? &second : &first);
+        }
+        assert_memory_equal(&first, &second, sizeof first);
+    }
+}
+
+/* A request that kills every instance it runs on ends alone; all others get all their tokens. */
+static void poison_fails_alone(void **state)
+{
+    struct sim_shape shape = {.n = 100,
+                              .clients = 4,
+                              .rate = 500,
+                              .prompt_min = 4,
+                              .prompt_max = 40,
+                              .output_min = 8,
+                              .output_max = 30};
+    struct sim_config config = {.model = {.max_queue = 1000},
+                                .limits = {400, 8, 64, 16, 200, true},
+                                .instances = 3,
+                                .spawn_ns = 5 * SIM_MS,
+                                .step_ns = 1e6,
+                                .token_ns = 1e4,
+                                .content = true,
+                                .verify_every = 1};
+
+    for (uint64_t seed = 0; seed < 15; seed++) {
+        struct sim_report report;
+        shape.seed = config.seed = seed;
+        config.limits.token_refs = seed % 2;
+        _cleanup_free_ struct sim_request *requests = sim_trace(&shape);
+        requests[20 + seed * 5].poison = 1 + (uint32_t)seed % 4;
+        run(&config, requests, 100, &report);
+        assert_int_equal(report.finished[SCHED_ERROR], 1);
+        assert_int_equal(report.innocent_errors, 0);
+        assert_int_equal(report.finished[SCHED_LENGTH], 99);
+        assert_int_equal(report.deaths, 2);
+    }
+}
+
+/* 32 streams on one instance that is killed: all go on on the next. */
+static void a_killed_instance_costs_a_pause(void **state)
+{
+    struct sim_shape shape = {.n = 32,
+                              .clients = 4,
+                              .prompt_min = 10,
+                              .prompt_max = 60,
+                              .output_min = 50,
+                              .output_max = 50};
+    struct sim_config config = {.limits = {1000, 8, 64, 32, 200, true},
+                                .instances = 1,
+                                .spawn_ns = 5 * SIM_MS,
+                                .step_ns = 1e6,
+                                .token_ns = 1e4,
+                                .content = true,
+                                .verify_every = 1,
+                                .death_rate = 12,
+                                .seed = 3};
+    struct sim_report report;
+    _cleanup_free_ struct sim_request *requests = sim_trace(&shape);
+
+    /* deaths fall at random; those that hit a request twice in a row before it brings a token may
+     * fail it */
+    run(&config, requests, 32, &report);
+    assert_true(report.deaths >= 1);
+    assert_int_equal(report.finished[SCHED_LENGTH] + report.innocent_errors, 32);
+    assert_true(report.innocent_errors <= report.deaths);
+}
+
+/* One client has a thousand queued; another's single request is as fast as if it were nearly alone.
+ */
+static void a_crowd_does_not_delay_one(void **state)
+{
+    struct sim_config config = {.model = {.max_queue = 2000},
+                                .limits = {4000, 16, 256, 16, 600, true},
+                                .instances = 1,
+                                .step_ns = 1e6,
+                                .token_ns = 1e4,
+                                .content = true};
+    struct sim_request *requests = x_alloc(1001 * sizeof *requests);
+    _cleanup_free_ void *owned = requests;
+    struct sim_report crowd, alone;
+
+    for (int i = 0; i < 1000; i++)
+        requests[i] = (struct sim_request){.client = 1, .n_prompt = 200, .max_tokens = 50};
+    requests[1000] = (struct sim_request){.at = 500 * SIM_MS,
+                                          .client = 2,
+                                          .n_prompt = 20,
+                                          .max_tokens = 1,
+                                          .cancel_at = 510 * SIM_MS};
+    run(&config, requests, 1001, &crowd);
+    assert_int_equal(crowd.finished[SCHED_LENGTH], 1001); /* was served before it was cancelled */
+    assert_int_equal(crowd.finished[SCHED_CANCELLED], 0);
+    run(&config, requests + 1000, 1, &alone);
+    assert_int_equal(alone.finished[SCHED_LENGTH], 1);
+}
+
+static void a_fleet_grows_and_shrinks(void **state)
+{
+    struct sim_shape shape = {.n = 400,
+                              .clients = 20,
+                              .rate = 100,
+                              .prompt_min = 100,
+                              .prompt_max = 300,
+                              .output_min = 20,
+                              .output_max = 40};
+    struct sim_config config = {.model = {.max_queue = 4000,
+                                          .max_instances = 16,
+                                          .wait_target_ns = 200 * SIM_MS,
+                                          .idle_ns = SIM_S},
+                                .limits = {2000, 16, 128, 8, 600, true},
+                                .scale = true,
+                                .spawn_ns = 50 * SIM_MS,
+                                .step_ns = 5e6,
+                                .token_ns = 1e5,
+                                .content = true,
+                                .verify_every = 100};
+    struct sim_report report;
+    _cleanup_free_ struct sim_request *requests = sim_trace(&shape);
+
+    requests[399].at += 30 * SIM_S; /* a straggler: by then the fleet has gone */
+    run(&config, requests, 400, &report);
+    assert_int_equal(report.finished[SCHED_LENGTH], 400);
+    assert_in_range(report.peak_instances, 4, 16);
+    assert_true(report.spawns > report.peak_instances); /* and came again for the straggler */
+    assert_true(report.instance_seconds < report.seconds * 6);
+    assert_true(report.ttft_p99 < 2000);
+}
+
+static void shared_prefixes_go_where_they_are(void **state)
+{
+    struct sim_shape shape = {.n = 400,
+                              .clients = 20,
+                              .rate = 40,
+                              .prompt_min = 210,
+                              .prompt_max = 260,
+                              .output_min = 10,
+                              .output_max = 20,
+                              .groups = 8,
+                              .shared = 200};
+    struct sim_config config = {.model = {.max_queue = 4000},
+                                .limits = {400, 16, 128, 8, 600, true},
+                                .instances = 4,
+                                .step_ns = 5e6,
+                                .token_ns = 1e5,
+                                .content = true};
+    struct sim_report with, without;
+    _cleanup_free_ struct sim_request *requests = sim_trace(&shape);
+
+    run(&config, requests, 400, &with);
+    config.model.no_prefix_cache = true;
+    run(&config, requests, 400, &without);
+    /* of 400 x 192 shareable tokens, at most 8 groups on 4 instances are computed */
+    assert_true(with.stats.cached_tokens > 192u * (400 - 40));
+    assert_int_equal(without.stats.cached_tokens, 0);
+    assert_true(with.ttft_p50 * 2 < without.ttft_p50);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_schedules),
+        cmocka_unit_test(equal_runs_are_equal),
+        cmocka_unit_test(poison_fails_alone),
+        cmocka_unit_test(a_killed_instance_costs_a_pause),
+        cmocka_unit_test(a_crowd_does_not_delay_one),
+        cmocka_unit_test(a_fleet_grows_and_shrinks),
+        cmocka_unit_test(shared_prefixes_go_where_they_are),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
