@@ -231,11 +231,85 @@ static void check_add(struct check *c)
     distinct(c, ADD_X, -1);
 }
 
+/* A weight operand of one dtype, packed. */
+static void packed(struct check *c, int slot, const char *name, enum ember_dtype dtype, int rank,
+                   uint64_t rows, uint64_t cols, uint64_t third)
+{
+    const struct ember_tensor *t = &c->op->t[slot];
+    operand(c, slot, name, WEIGHT, rank, rows, cols, third);
+    if (!c->failed && t->dtype != dtype)
+        fail(c, "%s is %s, not %s", name, dtype_name(t->dtype), dtype_name(dtype));
+    if (!c->failed && rank > 1 &&
+        t->row_stride != cols * (rank > 2 ? third : 1) * dtype_size(t->dtype))
+        fail(c, "%s is not packed", name);
+}
+
+/* Where the operands of a quantised weight stand in an op. */
+struct quant_slots {
+    int x, w, w_scale, w_zero, x_scale, quant, group;
+};
+
+/*
+ * x [x_rows, k] and the weight [n, k] ([experts, n, k] when rank is 3) in whichever form the op
+ * says.
+ */
+static void quantised(struct check *c, const struct quant_slots *s, uint64_t x_rows, int rank,
+                      uint64_t experts, uint64_t n, uint64_t k)
+{
+    static const uint8_t dtypes[EMBER_QUANT_COUNT] = {[EMBER_QUANT_INT4] = EMBER_U8,
+                                                      [EMBER_QUANT_FP4] = EMBER_U8,
+                                                      [EMBER_QUANT_INT8] = EMBER_I8,
+                                                      [EMBER_QUANT_FP8] = EMBER_F8};
+    const struct ember_op *op = c->op;
+    int64_t quant = int_in(c, s->quant, "quantisation", EMBER_QUANT_NONE, EMBER_QUANT_COUNT - 1);
+    uint64_t rows = rank == 3 ? experts : n, group, cols, groups;
+    bool four = quant == EMBER_QUANT_INT4 || quant == EMBER_QUANT_FP4;
+    bool int_x = !absent(c, s->x_scale);
+    if (quant == EMBER_QUANT_NONE) {
+        if (!absent(c, s->w_scale) || !absent(c, s->w_zero) || int_x)
+            fail(c, "scales for a weight that is not quantised");
+        act(c, s->x, "x", IN, x_rows, k);
+        weight(c, s->w, "weight", rank, rows, rank == 3 ? n : k, rank == 3 ? k : 0);
+        return;
+    }
+    group = (uint64_t)int_in(c, s->group, "group", 32, DIM_MAX);
+    if (group % 32 && group < k)
+        fail(c, "groups of %llu, not a multiple of 32", (unsigned long long)group);
+    groups = (k + group - 1) / group;
+    cols = four ? (k + 31) / 32 * 16 : k;
+    packed(c, s->w, "weight", dtypes[quant], rank, rows, rank == 3 ? n : cols,
+           rank == 3 ? cols : 0);
+    if (!c->failed && op->t[s->w_scale].rank && op->t[s->w_scale].dtype == EMBER_U8)
+        packed(c, s->w_scale, "weight scale", EMBER_U8, rank, rows, rank == 3 ? n : groups,
+               rank == 3 ? groups : 0);
+    else
+        weight(c, s->w_scale, "weight scale", rank, rows, rank == 3 ? n : groups,
+               rank == 3 ? groups : 0);
+    if (!absent(c, s->w_zero) && quant != EMBER_QUANT_INT4)
+        fail(c, "zero points for codes of another kind than int4");
+    if (!absent(c, s->w_zero))
+        packed(c, s->w_zero, "weight zero", EMBER_U8, rank, rows, rank == 3 ? n : groups,
+               rank == 3 ? groups : 0);
+    if (!int_x) {
+        act(c, s->x, "x", IN, x_rows, k);
+        return;
+    }
+    if (quant != EMBER_QUANT_INT8 || groups != 1 || k > EMBER_INT8_K_MAX)
+        fail(c, "int8 x with a weight of kind %lld, %llu groups, %llu columns", (long long)quant,
+             (unsigned long long)groups, (unsigned long long)k);
+    operand(c, s->x, "x", IN, 2, x_rows, k, 0);
+    if (!c->failed && op->t[s->x].dtype != EMBER_I8)
+        fail(c, "x is %s, not i8", dtype_name(op->t[s->x].dtype));
+    act(c, s->x_scale, "x scale", IN, x_rows, 1);
+}
+
 static void check_linear(struct check *c)
 {
+    static const struct quant_slots slots = {LINEAR_X,      LINEAR_W,       LINEAR_W_SCALE,
+                                             LINEAR_W_ZERO, LINEAR_X_SCALE, LINEAR_I_QUANT,
+                                             LINEAR_I_GROUP};
     uint32_t k = cols_of(c, LINEAR_X), n = c->op->t[LINEAR_W].dim[0];
-    act(c, LINEAR_X, "x", IN, c->n, k);
-    weight(c, LINEAR_W, "weight", 2, n, k, 0);
+    quantised(c, &slots, c->n, 2, 0, n, k);
     if (!absent(c, LINEAR_B))
         weight(c, LINEAR_B, "bias", 1, n, 0, 0);
     act(c, LINEAR_OUT, "out", OUT, c->n, n);
@@ -406,14 +480,23 @@ static void check_moe_route(struct check *c)
 
 /* The operands that a kind writes, KV apart; ends with -1. */
 static const int8_t outputs[EMBER_OP_COUNT][3] = {
-    [EMBER_OP_EMBED] = {EMBED_OUT, -1},     [EMBER_OP_NORM] = {NORM_OUT, NORM_X, -1},
-    [EMBER_OP_ADD] = {ADD_X, -1},           [EMBER_OP_LINEAR] = {LINEAR_OUT, -1},
-    [EMBER_OP_ROPE_TABLE] = {ROPE_OUT, -1}, [EMBER_OP_SPLIT_NORM_ROPE] = {SNR_Q, -1},
-    [EMBER_OP_ATTENTION] = {ATTN_OUT, -1},  [EMBER_OP_GLU] = {GLU_OUT, -1},
-    [EMBER_OP_ACT] = {ACT_OUT, -1},         [EMBER_OP_MOE_ROUTE] = {ROUTE_IDS, ROUTE_WEIGHTS, -1},
-    [EMBER_OP_MOE_LINEAR] = {MOE_OUT, -1},  [EMBER_OP_MOE_COMBINE] = {COMBINE_OUT, -1},
-    [EMBER_OP_GATHER] = {GATHER_OUT, -1},   [EMBER_OP_COPY] = {COPY_OUT, -1},
+    [EMBER_OP_EMBED] = {EMBED_OUT, -1},
+    [EMBER_OP_NORM] = {NORM_OUT, NORM_X, -1},
+    [EMBER_OP_ADD] = {ADD_X, -1},
+    [EMBER_OP_LINEAR] = {LINEAR_OUT, -1},
+    [EMBER_OP_ROPE_TABLE] = {ROPE_OUT, -1},
+    [EMBER_OP_SPLIT_NORM_ROPE] = {SNR_Q, -1},
+    [EMBER_OP_ATTENTION] = {ATTN_OUT, -1},
+    [EMBER_OP_GLU] = {GLU_OUT, -1},
+    [EMBER_OP_ACT] = {ACT_OUT, -1},
+    [EMBER_OP_MOE_ROUTE] = {ROUTE_IDS, ROUTE_WEIGHTS, -1},
+    [EMBER_OP_MOE_LINEAR] = {MOE_OUT, -1},
+    [EMBER_OP_MOE_COMBINE] = {COMBINE_OUT, -1},
+    [EMBER_OP_GATHER] = {GATHER_OUT, -1},
+    [EMBER_OP_COPY] = {COPY_OUT, -1},
     [EMBER_OP_ARGMAX] = {ARGMAX_OUT, -1},
+    [EMBER_OP_PERMUTE] = {PERMUTE_OUT, -1},
+    [EMBER_OP_QUANTIZE] = {QUANTIZE_OUT, QUANTIZE_SCALE, -1},
 };
 
 static bool writes_over(const struct ember_op *op, const struct ember_tensor *t)
@@ -445,12 +528,13 @@ static void routed_ids(struct check *c)
 
 static void check_moe_linear(struct check *c)
 {
+    static const struct quant_slots quant = {MOE_X,       MOE_W,       MOE_W_SCALE, MOE_W_ZERO,
+                                             MOE_X_SCALE, MOE_I_QUANT, MOE_I_GROUP};
     const struct ember_tensor *w = &c->op->t[MOE_W];
     int64_t k = int_in(c, MOE_I_TOPK, "experts a token", 1, HEADS_MAX);
     uint64_t slots = c->n * (uint64_t)k;
     bool per_slot = int_in(c, MOE_I_PER_SLOT, "per slot", 0, 1) == 1;
-    act(c, MOE_X, "x", IN, per_slot ? slots : c->n, w->dim[2]);
-    weight(c, MOE_W, "weight", 3, w->dim[0], w->dim[1], w->dim[2]);
+    quantised(c, &quant, per_slot ? slots : c->n, 3, w->dim[0], w->dim[1], cols_of(c, MOE_X));
     if (!absent(c, MOE_B))
         weight(c, MOE_B, "bias", 2, w->dim[0], w->dim[1], 0);
     route_ids(c, MOE_IDS, IN, (uint64_t)k);
@@ -501,6 +585,29 @@ static void check_argmax(struct check *c)
     distinct(c, ARGMAX_OUT, -1);
 }
 
+static void check_permute(struct check *c)
+{
+    uint32_t d = cols_of(c, PERMUTE_X);
+    act(c, PERMUTE_X, "x", IN, c->n, d);
+    packed(c, PERMUTE_ORDER, "order", EMBER_I32, 1, d, 0, 0);
+    act(c, PERMUTE_OUT, "out", OUT, c->n, d);
+    distinct(c, PERMUTE_OUT, -1);
+}
+
+static void check_quantize(struct check *c)
+{
+    uint32_t d = cols_of(c, QUANTIZE_X);
+    int64_t repeat = int_in(c, QUANTIZE_I_REPEAT, "repeat", 0, HEADS_MAX);
+    uint64_t rows = c->n * (uint64_t)(repeat ? repeat : 1);
+    act(c, QUANTIZE_X, "x", IN, rows, d);
+    operand(c, QUANTIZE_OUT, "out", OUT, 2, rows, d, 0);
+    if (!c->failed && c->op->t[QUANTIZE_OUT].dtype != EMBER_I8)
+        fail(c, "out is %s, not i8", dtype_name(c->op->t[QUANTIZE_OUT].dtype));
+    act(c, QUANTIZE_SCALE, "scale", OUT, rows, 1);
+    distinct(c, QUANTIZE_OUT, -1);
+    distinct(c, QUANTIZE_SCALE, -1);
+}
+
 static void (*const checks[EMBER_OP_COUNT])(struct check *c) = {
     [EMBER_OP_EMBED] = check_embed,
     [EMBER_OP_NORM] = check_norm,
@@ -517,6 +624,8 @@ static void (*const checks[EMBER_OP_COUNT])(struct check *c) = {
     [EMBER_OP_GATHER] = check_gather,
     [EMBER_OP_COPY] = check_copy,
     [EMBER_OP_ARGMAX] = check_argmax,
+    [EMBER_OP_PERMUTE] = check_permute,
+    [EMBER_OP_QUANTIZE] = check_quantize,
 };
 
 static int check_op(const struct plan *plan, uint32_t index, struct error *err)

@@ -27,6 +27,8 @@ struct builder {
     struct ember_tensor route_logits, route_ids, route_weights, experts, experts_inner, experts_out,
         shared, shared_gate;
     struct ember_tensor gathered, final;
+    double linear_scale, linear_softcap;
+    struct ember_tensor sorted, x8, x8_scale; /* x of a linear whose weight asks for another form */
 };
 
 /* Ops go nowhere once something has failed: the caller still gets one to fill in. */
@@ -58,8 +60,24 @@ static struct ember_tensor slot_tensor(const struct builder *b, uint32_t slot)
     t.rank = w->rank;
     t.offset = w->offset;
     memcpy(t.dim, w->dim, sizeof t.dim);
+    t.dim[t.rank - 1] = (uint32_t)(w->row_bytes / dtype_size(w->dtype));
     if (t.rank > 1)
-        t.row_stride = w->bytes / w->dim[0];
+        t.row_stride = w->row_bytes * (t.rank > 2 ? t.dim[1] : 1);
+    return t;
+}
+
+/* Scales or zero points of a quantised slot; absent when it has none. */
+static struct ember_tensor slot_groups(const struct builder *b, uint32_t slot, uint64_t at,
+                                       uint8_t dtype)
+{
+    const struct weight *w = &b->layout->weights[slot];
+    struct ember_tensor t = slot_tensor(b, slot);
+    if (!at)
+        return (struct ember_tensor){0};
+    t.dtype = dtype;
+    t.offset = w->offset + at;
+    t.dim[t.rank - 1] = w->groups;
+    t.row_stride = (uint64_t)w->groups * dtype_size(dtype) * (t.rank > 2 ? t.dim[1] : 1);
     return t;
 }
 
@@ -113,15 +131,95 @@ static void norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
     }
 }
 
-static void linear(struct builder *b, enum ember_rows rows, struct ember_tensor x,
-                   struct ember_tensor w, struct ember_tensor bias, struct ember_tensor out)
+/* x as int8, in b->x8 and b->x8_scale. */
+static struct ember_tensor quantize(struct builder *b, enum ember_rows rows, struct ember_tensor x,
+                                    uint32_t repeat)
 {
-    struct ember_op *o = op(b, EMBER_OP_LINEAR, rows);
+    struct ember_op *o = op(b, EMBER_OP_QUANTIZE, rows);
+    o->t[QUANTIZE_X] = x;
+    o->t[QUANTIZE_OUT] = narrow(b->x8, x.dim[1]);
+    o->t[QUANTIZE_SCALE] = b->x8_scale;
+    o->i[QUANTIZE_I_REPEAT] = repeat;
+    return o->t[QUANTIZE_OUT];
+}
+
+/* Rows [first, first + n) of a slot that is in one piece. */
+static void linear_rows(struct builder *b, enum ember_rows rows, struct ember_tensor x,
+                        uint32_t slot, uint32_t first, uint32_t n, struct ember_tensor bias,
+                        struct ember_tensor out)
+{
+    const struct weight *w = &b->layout->weights[slot];
+    bool int8_x = w->quant && b->d->quant.int8_x;
+    struct ember_tensor scale = slot_groups(b, slot, w->scale_at, w->scale_dtype);
+    struct ember_tensor zero = slot_groups(b, slot, w->zero_at, EMBER_U8);
+    struct ember_op *o;
+    if (int8_x)
+        x = quantize(b, rows, x, 0);
+    o = op(b, EMBER_OP_LINEAR, rows);
     o->t[LINEAR_X] = x;
-    o->t[LINEAR_W] = w;
-    o->t[LINEAR_B] = bias;
+    o->t[LINEAR_W] = tensor_rows(slot_tensor(b, slot), first, n);
+    o->t[LINEAR_B] = bias.rank ? tensor_rows(bias, first, n) : bias;
     o->t[LINEAR_OUT] = out;
-    o->f[LINEAR_F_SCALE] = 1;
+    o->t[LINEAR_W_SCALE] = scale.rank ? tensor_rows(scale, first, n) : scale;
+    o->t[LINEAR_W_ZERO] = zero.rank ? tensor_rows(zero, first, n) : zero;
+    if (int8_x)
+        o->t[LINEAR_X_SCALE] = b->x8_scale;
+    o->i[LINEAR_I_QUANT] = w->quant;
+    o->i[LINEAR_I_GROUP] = w->group;
+    o->f[LINEAR_F_SCALE] = b->linear_scale;
+    o->f[LINEAR_F_SOFTCAP] = b->linear_softcap;
+}
+
+/* The columns of x in the order of part `part` of a slot. */
+static struct ember_tensor permute(struct builder *b, enum ember_rows rows, struct ember_tensor x,
+                                   uint32_t slot, uint32_t part)
+{
+    const struct weight *w = &b->layout->weights[slot];
+    struct ember_op *o = op(b, EMBER_OP_PERMUTE, rows);
+    o->t[PERMUTE_X] = x;
+    o->t[PERMUTE_ORDER] =
+        (struct ember_tensor){.arena = EMBER_ARENA_WEIGHTS,
+                              .dtype = EMBER_I32,
+                              .rank = 1,
+                              .dim = {x.dim[1]},
+                              .offset = w->offset + w->order_at + (uint64_t)part * x.dim[1] * 4};
+    o->t[PERMUTE_OUT] = narrow(b->sorted, x.dim[1]);
+    return o->t[PERMUTE_OUT];
+}
+
+/*
+ * out = x w^T + bias with rows [first, first + n) of a slot. Parts whose columns are in an order of
+ * their own are multiplied one by one.
+ */
+static void linear_part(struct builder *b, enum ember_rows rows, struct ember_tensor x,
+                        uint32_t slot, uint32_t first, uint32_t n, struct ember_tensor bias,
+                        struct ember_tensor out)
+{
+    const struct slot *s = &b->model->slots[slot];
+    if (!b->layout->weights[slot].order_at) {
+        linear_rows(b, rows, x, slot, first, n, bias, out);
+        return;
+    }
+    for (uint32_t p = 0; p < s->n_parts; p++) {
+        const struct part *part = &b->model->parts[s->first_part + p];
+        uint32_t from = (uint32_t)(part->first / s->dim[1]), to = from + part->dim[0];
+        from = MAX(from, first);
+        to = MIN(to, first + n);
+        if (from < to)
+            linear_rows(b, rows, permute(b, rows, x, slot, p), slot, from, to - from, bias,
+                        tensor_columns(out, from - first, to - from));
+    }
+}
+
+static void linear(struct builder *b, struct ember_tensor x, enum layer_weight id,
+                   enum layer_weight bias, struct ember_tensor out)
+{
+    uint32_t slot = b->model->layer_slots[b->layer][id];
+    struct ember_tensor none = {0};
+    b->linear_scale = 1;
+    b->linear_softcap = 0;
+    linear_part(b, EMBER_ROWS_TOKENS, x, slot, 0, b->model->slots[slot].dim[0],
+                bias == id ? none : weight(b, bias), out);
 }
 
 static void add(struct builder *b, struct ember_tensor x, struct ember_tensor delta)
@@ -227,7 +325,7 @@ static void build_attention(struct builder *b, const struct desc_attn *a, struct
     b->kv_at += (uint64_t)a->kv_heads * KV_PAGE_SIZE * a->dv * 4;
     out = narrow(b->attn, a->q_heads * a->dv);
 
-    linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_QKV), weight(b, W_QKV_B),
+    linear(b, in, W_QKV, W_QKV_B,
            narrow(b->qkv, (a->q_heads + a->kv_heads) * a->dk + a->kv_heads * a->dv));
     build_split(b, a, k, v);
     o = op(b, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS);
@@ -253,7 +351,7 @@ static void build_attention(struct builder *b, const struct desc_attn *a, struct
     o->i[ATTN_I_WINDOW] = a->window;
     o->f[ATTN_F_SCALE] = a->scale;
     o->f[ATTN_F_SOFTCAP] = a->softcap;
-    linear(b, EMBER_ROWS_TOKENS, out, weight(b, W_O), weight(b, W_O_B), b->delta);
+    linear(b, out, W_O, W_O_B, b->delta);
 }
 
 /* ---- MLPs ---- */
@@ -275,7 +373,7 @@ static void build_dense(struct builder *b, const struct desc_mlp *m, struct embe
 {
     struct ember_tensor first = narrow(b->gate_up, m->kind == MLP_PLAIN ? m->inner : 2 * m->inner);
     struct ember_tensor inner = narrow(b->inner, m->inner);
-    linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_GATE_UP), weight(b, W_GATE_UP_B), first);
+    linear(b, in, W_GATE_UP, W_GATE_UP_B, first);
     if (m->kind == MLP_PLAIN) {
         struct ember_op *o = op(b, EMBER_OP_ACT, EMBER_ROWS_TOKENS);
         o->t[ACT_X] = first;
@@ -283,13 +381,13 @@ static void build_dense(struct builder *b, const struct desc_mlp *m, struct embe
         o->i[ACT_I_ACT] = m->act;
     } else
         glu(b, m, first, inner, 0);
-    linear(b, EMBER_ROWS_TOKENS, inner, weight(b, W_DOWN), weight(b, W_DOWN_B), b->delta);
+    linear(b, inner, W_DOWN, W_DOWN_B, b->delta);
 }
 
 static void build_route(struct builder *b, const struct desc_mlp *m, struct ember_tensor in)
 {
     struct ember_op *o;
-    linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_ROUTER), weight(b, W_ROUTER_B), b->route_logits);
+    linear(b, in, W_ROUTER, W_ROUTER_B, b->route_logits);
     o = op(b, EMBER_OP_MOE_ROUTE, EMBER_ROWS_TOKENS);
     o->t[ROUTE_LOGITS] = b->route_logits;
     o->t[ROUTE_BIAS] = weight(b, W_ROUTE_BIAS);
@@ -306,9 +404,21 @@ static void build_route(struct builder *b, const struct desc_mlp *m, struct embe
 static void expert_linear(struct builder *b, const struct desc_mlp *m, struct ember_tensor x,
                           enum layer_weight id, struct ember_tensor out, bool per_slot)
 {
-    struct ember_op *o = op(b, EMBER_OP_MOE_LINEAR, EMBER_ROWS_TOKENS);
+    uint32_t slot = b->model->layer_slots[b->layer][id];
+    const struct weight *w = &b->layout->weights[slot];
+    bool int8_x = w->quant && b->d->quant.int8_x;
+    struct ember_op *o;
+    if (int8_x)
+        x = quantize(b, EMBER_ROWS_TOKENS, x, per_slot ? m->topk : 0);
+    o = op(b, EMBER_OP_MOE_LINEAR, EMBER_ROWS_TOKENS);
     o->t[MOE_X] = x;
     o->t[MOE_W] = weight(b, id);
+    o->t[MOE_W_SCALE] = slot_groups(b, slot, w->scale_at, w->scale_dtype);
+    o->t[MOE_W_ZERO] = slot_groups(b, slot, w->zero_at, EMBER_U8);
+    if (int8_x)
+        o->t[MOE_X_SCALE] = b->x8_scale;
+    o->i[MOE_I_QUANT] = w->quant;
+    o->i[MOE_I_GROUP] = w->group;
     o->t[MOE_B] = weight(b, id + 1);
     o->t[MOE_IDS] = b->route_ids;
     o->t[MOE_OUT] = out;
@@ -321,12 +431,11 @@ static void build_shared(struct builder *b, const struct desc_mlp *m, struct emb
 {
     struct ember_tensor first = narrow(b->gate_up, 2 * m->shared_inner);
     struct ember_tensor inner = narrow(b->inner, m->shared_inner);
-    struct ember_tensor none = {0};
-    linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_SHARED_GATE_UP), none, first);
+    linear(b, in, W_SHARED_GATE_UP, W_SHARED_GATE_UP, first);
     glu(b, m, first, inner, 0);
-    linear(b, EMBER_ROWS_TOKENS, inner, weight(b, W_SHARED_DOWN), none, b->shared);
+    linear(b, inner, W_SHARED_DOWN, W_SHARED_DOWN, b->shared);
     if (m->shared_gated)
-        linear(b, EMBER_ROWS_TOKENS, in, weight(b, W_SHARED_SIGMOID), none, b->shared_gate);
+        linear(b, in, W_SHARED_SIGMOID, W_SHARED_SIGMOID, b->shared_gate);
 }
 
 static void build_moe(struct builder *b, const struct desc_mlp *m, struct ember_tensor in)
@@ -375,7 +484,13 @@ static void sublayer_output(struct builder *b, enum layer_weight id)
              b->delta);
 }
 
-/* Layers share a variant when their kinds and dtypes are the same; else the layer starts its own.
+static bool same_form(const struct weight *a, const struct weight *b)
+{
+    struct slot_form x = layout_form(a), y = layout_form(b);
+    return !memcmp(&x, &y, sizeof x);
+}
+
+/* Layers share a variant when their kinds and forms are the same; else the layer starts its own.
  */
 static uint32_t layer_variant(const struct builder *b, uint32_t layer, uint32_t *variants)
 {
@@ -384,7 +499,7 @@ static uint32_t layer_variant(const struct builder *b, uint32_t layer, uint32_t 
         bool same = !memcmp(&b->d->layers[other], &b->d->layers[layer], sizeof *b->d->layers);
         for (int i = 0; same && i < LAYER_WEIGHT_COUNT; i++) {
             uint32_t s = b->model->layer_slots[layer][i], t = b->model->layer_slots[other][i];
-            same = s == SLOT_NONE || b->layout->weights[s].dtype == b->layout->weights[t].dtype;
+            same = s == SLOT_NONE || same_form(&b->layout->weights[s], &b->layout->weights[t]);
         }
         if (same)
             return variants[layer] = variants[other];
@@ -436,14 +551,10 @@ static void build_final_norm(struct builder *b)
 
 static void build_logits(struct builder *b, uint32_t first, uint32_t n)
 {
-    struct ember_op *o;
-    linear(b, EMBER_ROWS_LOGITS, b->final, tensor_rows(slot_tensor(b, b->model->head), first, n),
-           (struct ember_tensor){0}, tensor_columns(logits_tensor(b), first, n));
-    if (b->failed)
-        return;
-    o = &b->plan->ops[b->plan->n_ops - 1];
-    o->f[LINEAR_F_SCALE] = b->d->logit_scale;
-    o->f[LINEAR_F_SOFTCAP] = b->d->logit_softcap;
+    b->linear_scale = b->d->logit_scale;
+    b->linear_softcap = b->d->logit_softcap;
+    linear_part(b, EMBER_ROWS_LOGITS, b->final, b->model->head, first, n, (struct ember_tensor){0},
+                tensor_columns(logits_tensor(b), first, n));
 }
 
 static void build_head(struct builder *b)
@@ -521,6 +632,30 @@ static void scratch_mlps(struct builder *b)
     scratch(b, EMBER_F32, b->tokens, inner, &b->inner);
 }
 
+/* What the inputs of quantised linears are turned into: as wide and high as the largest. */
+static void scratch_inputs(struct builder *b)
+{
+    uint32_t rows = MAX(b->tokens, b->rows), sorted = 0, x8 = 0;
+    uint64_t slots = 1;
+    for (uint32_t i = 0; i < b->model->n_slots; i++) {
+        const struct weight *w = &b->layout->weights[i];
+        if (w->quant && b->d->quant.int8_x)
+            x8 = MAX(x8, w->dim[w->rank - 1]);
+        if (w->order_at)
+            sorted = MAX(sorted, w->dim[w->rank - 1]);
+    }
+    for (uint32_t i = 0; i < b->d->n_mlps; i++)
+        slots = b->d->mlps[i].kind == MLP_MOE ? MAX(slots, b->d->mlps[i].topk) : slots;
+    scratch(b, EMBER_F32, rows, sorted, &b->sorted);
+    if (!x8)
+        return;
+    if (rows * slots > UINT32_MAX)
+        b->failed = error_set(b->err, EOVERFLOW, "%u tokens of %u experts each are too many", rows,
+                              (uint32_t)slots);
+    scratch(b, EMBER_I8, (uint32_t)(rows * slots), x8, &b->x8);
+    scratch(b, EMBER_F32, (uint32_t)(rows * slots), 1, &b->x8_scale);
+}
+
 static void build_scratch(struct builder *b)
 {
     uint32_t hidden = b->d->info.hidden_size;
@@ -533,6 +668,7 @@ static void build_scratch(struct builder *b)
     scratch_mlps(b);
     scratch(b, EMBER_F32, b->rows, hidden, &b->gathered);
     scratch(b, EMBER_F32, b->rows, hidden, &b->final);
+    scratch_inputs(b);
 }
 
 /* ---- */

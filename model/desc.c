@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "model/arch.h"
+#include "model/model_private.h"
 
 /* More than any model has; what a file says beyond that is damage or malice. */
 #define LAYERS_MAX 1024
@@ -366,17 +367,6 @@ static void check(struct config *config, const struct desc *d)
                         d->mlps[i].topk);
 }
 
-static void refuse_quantised(struct config *config)
-{
-    json_t *q = config_get(config, NULL, "quantization_config");
-    if (!json_is_object(q))
-        return;
-    config_fail(config, ENOTSUP,
-                "weights are quantised (\"%s\"), which this build does not read: use the bf16 or "
-                "f16 checkpoint",
-                config_string(config, q, "quant_method", "unnamed method"));
-}
-
 int desc_read(struct config *config, struct desc *ret, struct error *err)
 {
     const char *type = config_string(config, NULL, "model_type", NULL);
@@ -386,7 +376,7 @@ int desc_read(struct config *config, struct desc *ret, struct error *err)
     if (!arch && !config_error(config, NULL))
         config_fail(config, ENOTSUP, "architecture \"%s\" is not known; known are: %s", type,
                     arch_list());
-    refuse_quantised(config);
+    quant_read(config, &d.quant);
     if (config_error(config, NULL))
         return config_error(config, err);
     strncpy(d.info.architecture, type, sizeof d.info.architecture - 1);

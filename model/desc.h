@@ -82,6 +82,25 @@ struct desc_layer {
     uint8_t attn, mlp;
 };
 
+/* How a checkpoint stores quantised matrices; quant.c has each form's tensors. */
+enum quant_method {
+    QUANT_NONE,
+    QUANT_AWQ,       /* AutoAWQ, "gemm" */
+    QUANT_GPTQ,      /* AutoGPTQ and GPTQModel, with or without act-order */
+    QUANT_FP8_BLOCK, /* E4M3 with a scale a block of the matrix */
+    QUANT_CT_PACKED, /* compressed-tensors "pack-quantized", 4 bits */
+    QUANT_CT_INT8,   /* compressed-tensors "int-quantized", 8 bits a channel */
+    QUANT_MXFP4,     /* gpt-oss: experts in blocks of 32 */
+};
+
+struct desc_quant {
+    uint8_t method;
+    bool int8_x;      /* activations are quantised to int8, one scale a token */
+    uint8_t zero_add; /* to a stored zero point */
+    uint32_t group;   /* values a scale covers; 0: a whole row */
+    uint32_t block_rows;
+};
+
 #define DESC_ATTNS 4
 #define DESC_MLPS 2
 #define DESC_ROPES 4
@@ -89,6 +108,7 @@ struct desc_layer {
 struct desc {
     struct model_info info;
     struct desc_names names;
+    struct desc_quant quant;
     uint8_t norm; /* enum ember_norm */
     bool norm_bias, tied;
     double eps, norm_w_bias;

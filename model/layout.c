@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Layouts. What is resident follows from the model alone; what a checkpoint adds is the dtype of
- * each slot and the prefix of its names. So a layout is made from (model, dtypes, variant), by the
+ * Layouts. What is resident follows from the model alone; what a checkpoint adds is the form of
+ * each slot and the prefix of its names. So a layout is made from (model, forms, variant), by the
  * loader from a checkpoint and by an instance from the manifest, and comes out the same.
  */
 #include "model/model_private.h"
@@ -9,6 +9,8 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "model/convert.h"
 
 #define TENSOR_ALIGN 64
 #define PAGE_ALIGN 4096
@@ -52,70 +54,69 @@ static bool dtype_is_float(uint8_t dtype)
     return dtype == EMBER_F32 || dtype == EMBER_F16 || dtype == EMBER_BF16;
 }
 
-/* Places slot i at *at and moves *at behind it. */
-static int place(const struct model *model, uint32_t i, uint8_t dtype, uint64_t *at,
-                 struct weight *ret, struct error *err)
+/* A slot in its plain form. */
+static int place_plain(const struct model *model, const struct slot *slot, uint8_t dtype,
+                       struct weight *w, struct error *err)
 {
-    const struct slot *slot = &model->slots[i];
-    uint64_t start = size_align(*at, slot->page_start ? PAGE_ALIGN : TENSOR_ALIGN);
-    struct weight w = {.dtype = dtype,
-                       .rank = slot->rank,
-                       .offset = start,
-                       .first_source = slot->first_part,
-                       .n_sources = slot->n_parts};
     if (!dtype_is_float(dtype))
         return error_set(err, EINVAL, "%s: dtype %u is no float type",
                          model_text(model, slot->name), dtype);
     if (model->parts[slot->first_part].constant && dtype != EMBER_F32)
         return error_set(err, EINVAL, "%s: a constant of dtype %s, not f32",
                          model_text(model, slot->name), dtype_name(dtype));
+    w->row_bytes = (uint64_t)slot->dim[slot->rank - 1] * dtype_size(dtype);
+    if (!size_mul(slot->elements, dtype_size(dtype), &w->bytes))
+        return error_set(err, EOVERFLOW, "%s does not fit an arena", model_text(model, slot->name));
+    return 0;
+}
+
+/* Places slot i at *at and moves *at behind it. */
+static int place(const struct model *model, uint32_t i, const struct slot_form *form, uint64_t *at,
+                 struct weight *ret, struct error *err)
+{
+    const struct slot *slot = &model->slots[i];
+    struct weight w = {.dtype = form->dtype,
+                       .rank = slot->rank,
+                       .offset = size_align(*at, slot->page_start ? PAGE_ALIGN : TENSOR_ALIGN)};
+    int r;
     memcpy(w.dim, slot->dim, sizeof w.dim);
-    if (!size_mul(slot->elements, dtype_size(dtype), &w.bytes) || !size_add(start, w.bytes, at) ||
-        *at > INT64_MAX)
+    if (form->quant) {
+        r = quant_check(model, slot, form, err);
+        r = r < 0 ? r : quant_place(model, slot, form, &w, err);
+    } else if (form->scale_dtype || form->flags)
+        r = error_set(err, EINVAL, "%s: scales of a tensor that is not quantised",
+                      model_text(model, slot->name));
+    else
+        r = place_plain(model, slot, form->dtype, &w, err);
+    if (r < 0)
+        return r;
+    if (!size_add(w.offset, w.bytes, at) || *at > INT64_MAX)
         return error_set(err, EOVERFLOW, "%s does not fit an arena", model_text(model, slot->name));
     *ret = w;
     return 0;
 }
 
-/* Names go to the text as offsets first, since it moves while it grows; resolve() turns them into
- * pointers. */
-static int add_text(struct layout *own, const char *text, size_t *ret_at)
+/* Names go to the text as offsets + 1 first, since it moves while it grows; resolve() turns them
+ * into pointers. */
+static int add_text(struct layout *own, const char *text, const char **ret)
 {
-    *ret_at = own->text.len;
+    *ret = (const char *)(uintptr_t)(own->text.len + 1);
     return buffer_append(&own->text, text, strlen(text) + 1);
 }
 
-static int add_names(struct layout *own, const struct model *model, size_t *at_weights,
-                     size_t *at_sources)
+static void resolve_text(const struct layout *own, const char **at)
 {
-    struct buffer name = {0};
-    int r = 0;
-    for (uint32_t i = 0; r == 0 && i < model->n_slots; i++)
-        r = add_text(own, model_text(model, model->slots[i].name), &at_weights[i]);
-    for (uint32_t i = 0; r == 0 && i < model->n_parts; i++)
-        if (!model->parts[i].constant)
-            r = model_part_name(model, &model->parts[i], own->variant, &name)
-                    ? add_text(own, name.data, &at_sources[i])
-                    : -ENOMEM;
-    buffer_free(&name);
-    return r;
+    if (*at)
+        *at = own->text.data + (uintptr_t)*at - 1;
 }
 
-static void resolve(struct layout *own, const struct model *model, const size_t *at_weights,
-                    const size_t *at_sources)
+static void resolve(struct layout *own, uint32_t n_weights, uint32_t n_sources)
 {
-    float *constant = own->constants;
-    for (uint32_t i = 0; i < model->n_slots; i++)
-        own->weights[i].name = own->text.data + at_weights[i];
-    for (uint32_t i = 0; i < model->n_parts; i++) {
-        const struct part *part = &model->parts[i];
-        if (!part->constant) {
-            own->sources[i].tensor = own->text.data + at_sources[i];
-            continue;
-        }
-        memcpy(constant, part->constant, part->elements * sizeof *constant);
-        own->sources[i].constant = constant;
-        constant += part->elements;
+    for (uint32_t i = 0; i < n_weights; i++)
+        resolve_text(own, &own->weights[i].name);
+    for (uint32_t i = 0; i < n_sources; i++) {
+        resolve_text(own, &own->sources[i].tensor);
+        resolve_text(own, &own->sources[i].order);
     }
 }
 
@@ -127,66 +128,121 @@ static size_t constant_elements(const struct model *model)
     return n;
 }
 
-static void fill_sources(struct layout *own, const struct model *model)
+/* The sources of a plain slot; `constants` moves behind those that it takes. */
+static int plain_sources(struct layout *own, const struct model *model, const struct slot *slot,
+                         uint32_t size, struct weight_source *to, float **constants)
 {
-    for (uint32_t i = 0; i < model->n_slots; i++) {
-        const struct slot *slot = &model->slots[i];
-        uint32_t size = dtype_size(own->weights[i].dtype);
-        for (uint32_t p = slot->first_part; p < slot->first_part + slot->n_parts; p++) {
-            own->sources[p].offset = model->parts[p].first * size;
-            own->sources[p].bytes = model->parts[p].elements * size;
-            if (model->parts[p].transposed) {
-                own->sources[p].rows = model->parts[p].dim[1];
-                own->sources[p].columns = model->parts[p].dim[2];
-            }
+    struct buffer name = {0};
+    int r = 0;
+    for (uint32_t p = 0; p < slot->n_parts && r == 0; p++, to++) {
+        const struct part *part = &model->parts[slot->first_part + p];
+        to->offset = part->first * size;
+        to->bytes = part->elements * size;
+        if (part->transposed) {
+            to->rows = part->dim[1];
+            to->columns = part->dim[2];
         }
+        if (part->constant) {
+            memcpy(*constants, part->constant, part->elements * sizeof **constants);
+            to->constant = *constants;
+            *constants += part->elements;
+            continue;
+        }
+        r = model_part_name(model, part, own->variant, &name)
+                ? add_text(own, name.data, &to->tensor)
+                : -ENOMEM;
     }
+    buffer_free(&name);
+    return r;
 }
 
-int layout_make(const struct model *model, const uint8_t *dtypes, uint32_t variant,
+static int fill_sources(struct layout *own, const struct model *model)
+{
+    float *constants = own->constants;
+    int r = 0;
+    for (uint32_t i = 0; i < model->n_slots && r == 0; i++) {
+        const struct slot *slot = &model->slots[i];
+        struct weight *w = &own->weights[i];
+        struct weight_source *to = own->sources + w->first_source;
+        r = add_text(own, model_text(model, slot->name), &w->name);
+        if (r == 0)
+            r = w->quant ? quant_sources(model, slot, w, own->variant, &own->text, to)
+                         : plain_sources(own, model, slot, dtype_size(w->dtype), to, &constants);
+    }
+    return r;
+}
+
+/* Numbers the slots' sources; *ret is how many there are. */
+static int count_sources(struct layout *own, const struct model *model,
+                         const struct slot_form *forms, uint32_t *ret)
+{
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < model->n_slots; i++) {
+        const struct slot *slot = &model->slots[i];
+        own->weights[i].first_source = (uint32_t)n;
+        own->weights[i].n_sources =
+            forms[i].quant ? quant_source_count(slot, &forms[i]) : slot->n_parts;
+        n += own->weights[i].n_sources;
+    }
+    *ret = (uint32_t)n;
+    own->sources = n > UINT32_MAX ? NULL : mem_alloc(n, sizeof *own->sources);
+    return own->sources ? 0 : -ENOMEM;
+}
+
+int layout_make(const struct model *model, const struct slot_form *forms, uint32_t variant,
                 struct weights_layout **ret, struct error *err)
 {
     _cleanup_(layout_freep) struct layout *own = mem_alloc(1, sizeof *own);
-    _cleanup_free_ size_t *at_weights = mem_alloc(model->n_slots, sizeof *at_weights);
-    _cleanup_free_ size_t *at_sources = mem_alloc(model->n_parts, sizeof *at_sources);
+    uint32_t n_sources = 0;
     uint64_t at = 0;
     int r;
-    if (!own || !at_weights || !at_sources ||
-        !(own->weights = mem_alloc(model->n_slots, sizeof *own->weights)) ||
-        !(own->sources = mem_alloc(model->n_parts, sizeof *own->sources)) ||
+    if (!own || !(own->weights = mem_alloc(model->n_slots, sizeof *own->weights)) ||
         !(own->constants = mem_alloc(constant_elements(model), sizeof *own->constants)))
         return error_set(err, ENOMEM, "no memory for a layout of %u tensors", model->n_slots);
     own->variant = variant;
     for (uint32_t i = 0; i < model->n_slots; i++)
-        if ((r = place(model, i, dtypes[i], &at, &own->weights[i], err)) < 0)
+        if ((r = place(model, i, &forms[i], &at, &own->weights[i], err)) < 0)
             return r;
-    if (add_names(own, model, at_weights, at_sources) < 0)
+    if (count_sources(own, model, forms, &n_sources) < 0 || fill_sources(own, model) < 0)
         return error_set(err, ENOMEM, "no memory for the names of %u tensors", model->n_parts);
-    fill_sources(own, model);
-    resolve(own, model, at_weights, at_sources);
+    resolve(own, model->n_slots, n_sources);
     own->public = (struct weights_layout){.bytes = size_align(at, PAGE_ALIGN),
                                           .n_weights = model->n_slots,
-                                          .n_sources = model->n_parts,
+                                          .n_sources = n_sources,
                                           .weights = own->weights,
                                           .sources = own->sources};
     *ret = &TAKE(own)->public;
     return 0;
 }
 
+struct slot_form layout_form(const struct weight *w)
+{
+    return (struct slot_form){
+        .dtype = w->dtype,
+        .quant = w->quant,
+        .scale_dtype = w->scale_dtype,
+        .flags = (uint8_t)((w->zero_at ? FORM_ZERO : 0) | (w->order_at ? FORM_ORDER : 0))};
+}
+
 int layout_check(const struct model *model, const struct weights_layout *layout, struct error *err)
 {
-    uint64_t end;
+    uint64_t at = 0;
     if (layout->n_weights != model->n_slots)
         return error_set(err, EINVAL, "a layout of %u tensors for a model of %u", layout->n_weights,
                          model->n_slots);
     for (uint32_t i = 0; i < model->n_slots; i++) {
         const struct weight *w = &layout->weights[i];
-        const struct slot *s = &model->slots[i];
-        if (w->rank != s->rank || memcmp(w->dim, s->dim, sizeof w->dim) ||
-            !dtype_is_float(w->dtype) || w->bytes != s->elements * dtype_size(w->dtype) ||
-            w->offset % TENSOR_ALIGN || !size_add(w->offset, w->bytes, &end) || end > layout->bytes)
+        struct slot_form form = layout_form(w);
+        struct weight want;
+        int r = place(model, i, &form, &at, &want, err);
+        if (r < 0)
+            return error_prefix(err, "layout");
+        if (w->rank != want.rank || memcmp(w->dim, want.dim, sizeof w->dim) ||
+            w->offset != want.offset || w->bytes != want.bytes || w->row_bytes != want.row_bytes ||
+            w->group != want.group || w->groups != want.groups || w->scale_at != want.scale_at ||
+            w->zero_at != want.zero_at || w->order_at != want.order_at || at > layout->bytes)
             return error_set(err, EINVAL, "the layout's %s is not that of this model",
-                             model_text(model, s->name));
+                             model_text(model, model->slots[i].name));
     }
     return 0;
 }
@@ -265,6 +321,8 @@ int weight_source_read(const struct checkpoint *checkpoint, const struct weight 
         return 0;
     }
     t = checkpoint_find(checkpoint, source->tensor);
+    if (t && source->convert)
+        return convert_read(checkpoint, t, source, first, to, n, err);
     if (!t || t->bytes != source->bytes || t->dtype != weight->dtype)
         return error_set(err, EBADMSG, "%s: tensor %s is gone or has changed",
                          checkpoint_dir(checkpoint), source->tensor);
@@ -330,6 +388,7 @@ static int find_part(const struct model *model, const struct checkpoint *checkpo
     return 0;
 }
 
+/* A plain slot. */
 static int slot_dtype(const struct model *model, const struct checkpoint *checkpoint,
                       const struct slot *slot, uint32_t variant, struct buffer *name, uint8_t *ret,
                       struct error *err)
@@ -368,12 +427,16 @@ static uint32_t find_variant(const struct model *model, const struct checkpoint 
 int model_layout(const struct model *model, const struct checkpoint *checkpoint,
                  struct weights_layout **ret, struct error *err)
 {
-    _cleanup_free_ uint8_t *dtypes = mem_alloc(model->n_slots, 1);
+    _cleanup_free_ struct slot_form *forms = mem_alloc(model->n_slots, sizeof *forms);
     struct buffer name = {0};
     uint32_t variant = find_variant(model, checkpoint, &name);
-    int r = dtypes ? 0 : error_set(err, ENOMEM, "no memory for %u tensors", model->n_slots);
-    for (uint32_t i = 0; r == 0 && i < model->n_slots; i++)
-        r = slot_dtype(model, checkpoint, &model->slots[i], variant, &name, &dtypes[i], err);
+    int r = forms ? 0 : error_set(err, ENOMEM, "no memory for %u tensors", model->n_slots);
+    for (uint32_t i = 0; r >= 0 && i < model->n_slots; i++) {
+        r = quant_find(model, checkpoint, &model->slots[i], variant, &name, &forms[i], err);
+        if (r == 0)
+            r = slot_dtype(model, checkpoint, &model->slots[i], variant, &name, &forms[i].dtype,
+                           err);
+    }
     buffer_free(&name);
-    return r < 0 ? r : layout_make(model, dtypes, variant, ret, err);
+    return r < 0 ? r : layout_make(model, forms, variant, ret, err);
 }

@@ -8,9 +8,9 @@
  *   24  weights digest [16]     40  layout digest [16]: names, shapes and places of all tensors
  *   56  config bytes u64        64  folder bytes u64
  *   72  tensors u32             76  name variant u32
- *   80  dtypes u8 [tensors], config text, folder text
+ *   80  forms [tensors] (struct slot_form, 4 bytes), config text, folder text
  *
- * Names, shapes and offsets are not stored: they follow from config and dtypes (layout.c). The
+ * Names, shapes and offsets are not stored: they follow from config and forms (layout.c). The
  * layout digest proves that this build derives what the writer had; -ESTALE when not.
  */
 #include "model/model_private.h"
@@ -21,7 +21,7 @@
 #include <string.h>
 
 #define MANIFEST_MAGIC 0x4d424d45u /* "EMBM" */
-#define MANIFEST_VERSION 1
+#define MANIFEST_VERSION 2
 #define CHECKED_FROM 24
 
 struct manifest_header {
@@ -32,6 +32,7 @@ struct manifest_header {
     uint32_t n_weights, variant;
 };
 _Static_assert(sizeof(struct manifest_header) == 80, "the header is written as it stands");
+_Static_assert(sizeof(struct slot_form) == 4, "forms are written as they stand");
 _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "manifests are written in host order");
 
 static struct digest layout_digest(const struct weights_layout *layout)
@@ -46,6 +47,13 @@ static struct digest layout_digest(const struct weights_layout *layout)
         digest_update(state, w->dim, sizeof w->dim);
         digest_update(state, &w->offset, sizeof w->offset);
         digest_update(state, &w->bytes, sizeof w->bytes);
+        digest_update(state, &w->quant, sizeof w->quant);
+        digest_update(state, &w->scale_dtype, sizeof w->scale_dtype);
+        digest_update(state, &w->row_bytes, sizeof w->row_bytes);
+        digest_update(state, &w->group, sizeof w->group);
+        digest_update(state, &w->scale_at, sizeof w->scale_at);
+        digest_update(state, &w->zero_at, sizeof w->zero_at);
+        digest_update(state, &w->order_at, sizeof w->order_at);
     }
     return digest_end(state);
 }
@@ -63,10 +71,13 @@ int manifest_write(const char *config, size_t config_len, const char *source_dir
                                 .variant = layout_variant(layout)};
     size_t start = out->len;
     int r;
-    h.total = sizeof h + h.n_weights + h.config_len + h.dir_len;
+    h.total =
+        sizeof h + (uint64_t)h.n_weights * sizeof(struct slot_form) + h.config_len + h.dir_len;
     r = buffer_append(out, &h, sizeof h);
-    for (uint32_t i = 0; r == 0 && i < layout->n_weights; i++)
-        r = buffer_append(out, &layout->weights[i].dtype, 1);
+    for (uint32_t i = 0; r == 0 && i < layout->n_weights; i++) {
+        struct slot_form form = layout_form(&layout->weights[i]);
+        r = buffer_append(out, &form, sizeof form);
+    }
     if (r == 0)
         r = buffer_append(out, config, config_len);
     if (r == 0)
@@ -94,8 +105,9 @@ static int read_header(const uint8_t *data, size_t len, struct manifest_header *
     if (h->version != MANIFEST_VERSION)
         return error_set(err, ESTALE, "manifest: version %u, this build reads %u: load again",
                          h->version, MANIFEST_VERSION);
-    if (!size_add(sizeof *h, h->n_weights, &sum) || !size_add(sum, h->config_len, &sum) ||
-        !size_add(sum, h->dir_len, &sum) || sum != h->total || h->total > len)
+    if (!size_add(sizeof *h, (uint64_t)h->n_weights * sizeof(struct slot_form), &sum) ||
+        !size_add(sum, h->config_len, &sum) || !size_add(sum, h->dir_len, &sum) ||
+        sum != h->total || h->total > len)
         return error_set(err, EBADMSG, "manifest: says %llu bytes, its parts %llu, there are %zu",
                          (unsigned long long)h->total, (unsigned long long)sum, len);
     if (checksum_of(data + CHECKED_FROM, h->total - CHECKED_FROM) != h->checksum)
@@ -104,15 +116,19 @@ static int read_header(const uint8_t *data, size_t len, struct manifest_header *
 }
 
 static int read_layout(const struct manifest_header *h, const struct model *model,
-                       const uint8_t *dtypes, struct weights_layout **ret, struct error *err)
+                       const void *stored, struct weights_layout **ret, struct error *err)
 {
+    _cleanup_free_ struct slot_form *forms = mem_alloc(h->n_weights, sizeof *forms);
     _cleanup_(weights_layout_freep) struct weights_layout *layout = NULL;
     struct digest digest;
     int r;
     if (h->n_weights != model->n_slots)
         return error_set(err, ESTALE, "manifest: %u tensors, this build wants %u: load again",
                          h->n_weights, model->n_slots);
-    r = layout_make(model, dtypes, h->variant, &layout, err);
+    if (!forms)
+        return error_set(err, ENOMEM, "manifest: no memory for %u tensors", h->n_weights);
+    memcpy(forms, stored, h->n_weights * sizeof *forms);
+    r = layout_make(model, forms, h->variant, &layout, err);
     if (r < 0)
         return r == -ENOMEM ? r : error_prefix(err, "manifest");
     digest = layout_digest(layout);
@@ -129,15 +145,15 @@ int manifest_read(const void *data, size_t len, struct model **ret_model,
     _cleanup_(model_freep) struct model *model = NULL;
     _cleanup_(weights_layout_freep) struct weights_layout *layout = NULL;
     _cleanup_free_ char *dir = NULL;
-    const uint8_t *dtypes = (const uint8_t *)data + sizeof(struct manifest_header);
+    const uint8_t *forms = (const uint8_t *)data + sizeof(struct manifest_header);
     struct manifest_header h;
     const char *config;
     int r = read_header(data, len, &h, err);
     if (r < 0)
         return r;
-    config = (const char *)dtypes + h.n_weights;
+    config = (const char *)forms + (size_t)h.n_weights * sizeof(struct slot_form);
     if ((r = model_from_config(config, h.config_len, "manifest", &model, err)) < 0 ||
-        (r = read_layout(&h, model, dtypes, &layout, err)) < 0)
+        (r = read_layout(&h, model, forms, &layout, err)) < 0)
         return r;
     dir = strndup(config + h.config_len, h.dir_len);
     if (!dir)

@@ -61,15 +61,29 @@ struct weight_source {
     /* Not 0: the checkpoint stores matrices [rows, columns] that are kept transposed, as [columns,
      * rows]. */
     uint32_t rows, columns;
+    /* Of a quantised tensor: how stored bytes become kept ones; see model/convert.h. */
+    uint8_t convert, size;
+    uint32_t row_bytes, group, block_rows;
+    const char
+        *order; /* name of the tensor of group numbers by which columns are sorted, or NULL */
 };
 
-/* A resident tensor: fused QKV and gate+up are one tensor with several sources, experts are
- * stacked. */
+/*
+ * A resident tensor: fused QKV and gate+up are one tensor with several sources, experts are
+ * stacked. A quantised one (quant not EMBER_QUANT_NONE) is codes in rows of row_bytes, then scales,
+ * zero points and the order of columns, each where its offset says; what they mean is in
+ * ember/op.h. Its sources are those of the codes of each part, of the scales of each part, and so
+ * on.
+ */
 struct weight {
     const char *name; /* "layers.3.qkv", "embed", "rope.0" */
     uint8_t dtype, rank;
-    uint32_t dim[3];
-    uint64_t offset, bytes; /* in the weights arena; offset is a multiple of 64 */
+    uint8_t quant, scale_dtype;           /* enum ember_quant; of the scales */
+    uint32_t dim[3];                      /* of the values, not of the codes */
+    uint64_t offset, bytes;               /* in the weights arena; offset is a multiple of 64 */
+    uint64_t row_bytes;                   /* of one row of dim[rank - 1] values */
+    uint32_t group, groups;               /* values a scale covers; scales a row */
+    uint64_t scale_at, zero_at, order_at; /* from `offset` on; 0: none. order: i32 [parts, K] */
     uint32_t first_source, n_sources;
 };
 

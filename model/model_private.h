@@ -60,11 +60,21 @@ struct part {
     const void *constant; /* float32 */
 };
 
+/* What a checkpoint decides about a slot. */
+struct slot_form {
+    uint8_t dtype; /* of the values, or of the codes */
+    uint8_t quant; /* enum ember_quant */
+    uint8_t scale_dtype, flags;
+};
+#define FORM_ZERO 1  /* has zero points */
+#define FORM_ORDER 2 /* columns are sorted by group */
+
 struct slot {
     uint32_t name;
     uint8_t rank;
     bool page_start; /* begins on a page boundary of the arena */
     bool matrix;     /* multiplied with, rather than added or scaled by */
+    bool linear;     /* a matrix that may be quantised */
     uint32_t dim[3];
     uint64_t elements;
     uint32_t first_part, n_parts;
@@ -97,14 +107,38 @@ bool model_part_name(const struct model *model, const struct part *part, uint32_
                      struct buffer *name);
 
 /*
- * The layout that follows from the dtypes of the slots. `variant` names the parts. Never trusts
- * `dtypes`: -EINVAL for one that is no float type.
+ * The layout that follows from the forms of the slots. `variant` names the parts. Never trusts
+ * `forms`: -EINVAL for one that this model's slot cannot have.
  */
-int layout_make(const struct model *model, const uint8_t *dtypes, uint32_t variant,
+int layout_make(const struct model *model, const struct slot_form *forms, uint32_t variant,
                 struct weights_layout **ret, struct error *err);
+/* The form of one weight of a layout. */
+struct slot_form layout_form(const struct weight *weight);
 /* The variant that a layout was made with. */
 uint32_t layout_variant(const struct weights_layout *layout);
 /* 0 when the layout is one of this model. */
 int layout_check(const struct model *model, const struct weights_layout *layout, struct error *err);
+
+/* ---- quantised slots (quant.c) ---- */
+
+/* Reads quantization_config; -ENOTSUP names what is not known. Absent: method QUANT_NONE. */
+void quant_read(struct config *config, struct desc_quant *ret);
+/* The form of a slot whose tensors are quantised; *ret is untouched when they are not. 1, 0, or a
+ * negative errno value naming the tensor that is missing or wrong. */
+int quant_find(const struct model *model, const struct checkpoint *checkpoint,
+               const struct slot *slot, uint32_t variant, struct buffer *name,
+               struct slot_form *ret, struct error *err);
+/* 0 when this slot may have this quantised form. */
+int quant_check(const struct model *model, const struct slot *slot, const struct slot_form *form,
+                struct error *err);
+/* Fills row_bytes, group, scale_at, zero_at, order_at and bytes. */
+int quant_place(const struct model *model, const struct slot *slot, const struct slot_form *form,
+                struct weight *w, struct error *err);
+/* The sources of a quantised slot, w->n_sources of them; their names are appended to `text` and
+ * stand in `tensor` and `order` as offsets + 1 until the text has stopped growing. */
+int quant_sources(const struct model *model, const struct slot *slot, const struct weight *w,
+                  uint32_t variant, struct buffer *text, struct weight_source *ret);
+/* How many sources a slot of this form has. */
+uint32_t quant_source_count(const struct slot *slot, const struct slot_form *form);
 
 #endif

@@ -25,7 +25,7 @@
     X("I16", 16, DTYPE_UNKNOWN)                                                                    \
     X("U16", 16, DTYPE_UNKNOWN)                                                                    \
     X("BOOL", 8, DTYPE_UNKNOWN)                                                                    \
-    X("F8_E4M3", 8, DTYPE_UNKNOWN)                                                                 \
+    X("F8_E4M3", 8, EMBER_F8)                                                                      \
     X("F8_E5M2", 8, DTYPE_UNKNOWN)                                                                 \
     X("F8_E8M0", 8, DTYPE_UNKNOWN)                                                                 \
     X("F6_E2M3", 6, DTYPE_UNKNOWN)                                                                 \
@@ -245,7 +245,9 @@ int safetensors_read(int fd, uint32_t shard, const char *what, struct tensor_lis
 
     if (fstat(fd, &st) < 0)
         return error_sys(err, errno, "%s", what);
-    if (!S_ISREG(st.st_mode) || st.st_size < 8)
+    if (!S_ISREG(st.st_mode))
+        return error_set(err, EBADMSG, "%s: not a regular file", what);
+    if (st.st_size < 8)
         return error_set(err, EBADMSG, "%s: too short for a safetensors file", what);
     r = fd_pread_all(fd, raw, sizeof raw, 0, what, err);
     if (r < 0)

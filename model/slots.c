@@ -115,6 +115,13 @@ static void open_weight(struct maker *m, enum layer_weight id, uint8_t rank, uin
     m->model->layer_slots[m->layer][id] = add_slot(m, name, rank, d0, d1, d2);
 }
 
+/* The slot opened last is one that may be quantised. */
+static void mark_linear(struct maker *m)
+{
+    if (!m->failed)
+        m->model->slots[m->model->n_slots - 1].linear = true;
+}
+
 static void layer_part(struct maker *m, const char *module, const char *suffix, uint32_t expert,
                        uint8_t rank, uint32_t d0, uint32_t d1)
 {
@@ -134,6 +141,7 @@ static void add_matrix(struct maker *m, enum layer_weight id, const char *module
                        uint32_t k)
 {
     open_weight(m, id, 2, n, k, 0);
+    mark_linear(m);
     layer_part(m, module, ".weight", 0, 2, n, k);
 }
 
@@ -155,6 +163,8 @@ static void add_qkv(struct maker *m, const struct desc_attn *a, enum layer_weigh
     uint32_t k = d->info.hidden_size, q_rows = a->q_heads * a->dk, k_rows = a->kv_heads * a->dk,
              v_rows = a->kv_heads * a->dv;
     open_weight(m, id, rank, q_rows + k_rows + v_rows, k, 0);
+    if (rank == 2)
+        mark_linear(m);
     if (d->names.qkv) {
         layer_part(m, d->names.qkv, suffix, 0, rank, q_rows + k_rows + v_rows, k);
         return;
@@ -189,6 +199,8 @@ static void add_gate_up(struct maker *m, const struct desc_mlp *mlp, enum layer_
     const struct desc *d = &m->model->desc;
     uint32_t k = d->info.hidden_size, rows = mlp->inner * (mlp->kind == MLP_PLAIN ? 1 : 2);
     open_weight(m, id, rank, rows, k, 0);
+    if (rank == 2)
+        mark_linear(m);
     if (mlp->kind == MLP_PLAIN)
         layer_part(m, d->names.up, suffix, 0, rank, rows, k);
     else if (d->names.gate_up)
@@ -215,6 +227,7 @@ static void add_stacked(struct maker *m, enum layer_weight id, const char *tenso
                         const struct desc_mlp *mlp, uint32_t n, uint32_t k)
 {
     open_weight(m, id, 3, mlp->experts, n, k);
+    mark_linear(m);
     if (!m->failed)
         add_part(m, add_text(m, m->model->desc.names.layer, tensor, 0, ""), NULL, 3, mlp->experts,
                  k, n);
@@ -236,11 +249,13 @@ static void add_experts(struct maker *m, const struct desc_mlp *mlp)
         return;
     }
     open_weight(m, W_EXPERTS_GATE_UP, 3, mlp->experts, 2 * mlp->inner, k);
+    mark_linear(m);
     for (uint32_t e = 0; e < mlp->experts && !m->failed; e++) {
         layer_part(m, d->names.expert_gate, ".weight", e, 2, mlp->inner, k);
         layer_part(m, d->names.expert_up, ".weight", e, 2, mlp->inner, k);
     }
     open_weight(m, W_EXPERTS_DOWN, 3, mlp->experts, k, mlp->inner);
+    mark_linear(m);
     for (uint32_t e = 0; e < mlp->experts && !m->failed; e++)
         layer_part(m, d->names.expert_down, ".weight", e, 2, k, mlp->inner);
 }
@@ -258,6 +273,7 @@ static void add_moe(struct maker *m, const struct desc_mlp *mlp)
     if (!shared)
         return;
     open_weight(m, W_SHARED_GATE_UP, 2, 2 * shared, k, 0);
+    mark_linear(m);
     layer_part(m, d->names.shared_gate, ".weight", 0, 2, shared, k);
     layer_part(m, d->names.shared_up, ".weight", 0, 2, shared, k);
     add_matrix(m, W_SHARED_DOWN, d->names.shared_down, k, shared);
@@ -324,9 +340,11 @@ static void add_head(struct maker *m)
     model->final_norm_b =
         d->norm_bias ? add_top(m, "final_norm_bias", d->names.final_norm, ".bias", 1, hidden, 0)
                      : SLOT_NONE;
-    model->head = d->tied
-                      ? model->embed
-                      : add_top(m, "head", d->names.head, ".weight", 2, d->info.vocab_size, hidden);
+    model->head = model->embed;
+    if (d->tied)
+        return;
+    model->head = add_top(m, "head", d->names.head, ".weight", 2, d->info.vocab_size, hidden);
+    mark_linear(m);
 }
 
 int model_make_slots(struct model *model, struct error *err)

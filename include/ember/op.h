@@ -27,7 +27,8 @@
     X(EMBER_BF16, "bf16", 2)                                                                       \
     X(EMBER_I32, "i32", 4)                                                                         \
     X(EMBER_I8, "i8", 1)                                                                           \
-    X(EMBER_U8, "u8", 1)
+    X(EMBER_U8, "u8", 1)                                                                           \
+    X(EMBER_F8, "f8e4m3", 1)
 
 enum ember_dtype {
 #define X(id, name, size) id,
@@ -96,7 +97,9 @@ struct ember_op {
     X(EMBER_OP_MOE_COMBINE, "moe_combine")                                                         \
     X(EMBER_OP_GATHER, "gather")                                                                   \
     X(EMBER_OP_COPY, "copy")                                                                       \
-    X(EMBER_OP_ARGMAX, "argmax")
+    X(EMBER_OP_ARGMAX, "argmax")                                                                   \
+    X(EMBER_OP_PERMUTE, "permute")                                                                 \
+    X(EMBER_OP_QUANTIZE, "quantize")
 
 enum ember_op_kind {
 #define X(id, name) id,
@@ -114,6 +117,33 @@ enum ember_qk_norm { EMBER_QK_NORM_NONE, EMBER_QK_NORM_HEAD, EMBER_QK_NORM_ROW }
 /* softmax over all experts then top-k; sigmoid then top-k; top-k of the logits then softmax of
  * those. */
 enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SOFTMAX };
+
+/*
+ * How a weight [N, K] of linear and moe_linear is kept. Its value is
+ *
+ *   w[n, k] = scale[n, k / group] * (code[n, k] - zero[n, k / group])
+ *
+ * code: INT4   0..15, two a byte: each 32 elements of k are 16 bytes, of which byte i holds k = i
+ * in its low and k = i + 16 in its high half; rows are filled up to a multiple of 32 FP4    E2M1
+ * (sign, 2 bits of exponent of bias 1, 1 of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6), packed as INT4
+ * is INT8   -128..127 FP8    E4M3 (OCP, "fn": bias 7, no infinity); the two NaN codes do not occur
+ * scale: f32, f16, bf16, or u8 as E8M0: 2^(s - 127); [N, G], G = ceil(K / group).
+ * zero:  u8 [N, G], INT4 only; absent: 8 for INT4, else 0.
+ * group is a multiple of 32, or at least K.
+ *
+ * With x of dtype i8 (INT8 only, one scale a row: group >= K, no zero) and x_scale the sum over k
+ * is one of integers, exact in 32 bits: out = sum(x[r, k] * code[n, k]) * x_scale[r] * scale[n],
+ * and so on as in float; K is at most EMBER_INT8_K_MAX.
+ */
+enum ember_quant {
+    EMBER_QUANT_NONE,
+    EMBER_QUANT_INT4,
+    EMBER_QUANT_FP4,
+    EMBER_QUANT_INT8,
+    EMBER_QUANT_FP8,
+    EMBER_QUANT_COUNT
+};
+#define EMBER_INT8_K_MAX 131072
 
 /*
  * Slots of each kind. T tokens, R rows, D hidden, V vocabulary, E experts, k experts a token.
@@ -141,9 +171,19 @@ enum { ADD_F_SCALE };
 
 /*
  * linear: out[r, n] = cap(scale * (sum_k x[r, k] * w[n, k] + b[n])), where cap(v) is v when softcap
- * is 0 and softcap * tanh(v / softcap) otherwise. w is [N, K] as checkpoints store it.
+ * is 0 and softcap * tanh(v / softcap) otherwise. w is [N, K] as checkpoints store it, or (QUANT)
+ * codes: u8 [N, 16 ceil(K / 32)] for 4 bits, i8 or f8e4m3 [N, K] for 8, with W_SCALE and W_ZERO.
  */
-enum { LINEAR_X /* [rows, K] */, LINEAR_W, LINEAR_B /* [opt] [N] */, LINEAR_OUT /* [rows, N] */ };
+enum {
+    LINEAR_X /* [rows, K]; i8 with LINEAR_X_SCALE */,
+    LINEAR_W,
+    LINEAR_B /* [opt] [N] */,
+    LINEAR_OUT /* [rows, N] */,
+    LINEAR_W_SCALE /* [opt] [N, G] */,
+    LINEAR_W_ZERO /* [opt] u8 [N, G] */,
+    LINEAR_X_SCALE /* [opt] f32 [rows, 1] */
+};
+enum { LINEAR_I_QUANT /* enum ember_quant */, LINEAR_I_GROUP };
 enum { LINEAR_F_SCALE, LINEAR_F_SOFTCAP };
 
 /*
@@ -247,10 +287,20 @@ enum { ROUTE_F_SCALE };
 
 /*
  * moe_linear: out[r k + j, n] = sum_i x[row, i] * w[ids[r, j], n, i] + b[ids[r, j], n], where row
- * is r, or r k + j when PER_SLOT is 1. w is [E, N, K].
+ * is r, or r k + j when PER_SLOT is 1. w is [E, N, K], or codes as in linear: u8 [E, N, 16 ceil(K /
+ * 32)], i8 or f8e4m3 [E, N, K], with W_SCALE and W_ZERO [E, N, G] and X_SCALE for each row of x.
  */
-enum { MOE_X, MOE_W, MOE_B /* [opt] [E, N] */, MOE_IDS, MOE_OUT /* [T k, N] */ };
-enum { MOE_I_TOPK, MOE_I_PER_SLOT };
+enum {
+    MOE_X,
+    MOE_W,
+    MOE_B /* [opt] [E, N] */,
+    MOE_IDS,
+    MOE_OUT /* [T k, N] */,
+    MOE_W_SCALE /* [opt] */,
+    MOE_W_ZERO /* [opt] */,
+    MOE_X_SCALE /* [opt] */
+};
+enum { MOE_I_TOPK, MOE_I_PER_SLOT, MOE_I_QUANT, MOE_I_GROUP };
 
 /*
  * moe_combine: out[r] = sum_j weights[r, j] * y[r k + j], j ascending, + shared[r] * (gate ?
@@ -274,5 +324,23 @@ enum { COPY_X, COPY_OUT };
 /* argmax: out[r] = the lowest index of the largest of logits[r]. NaN never wins; a row of NaN gives
  * 0. */
 enum { ARGMAX_X /* [R, V] */, ARGMAX_OUT /* i32 [R] */ };
+
+/*
+ * permute: out[r, k] = x[r, order[k]]: the columns of x in the order of a weight whose own were
+ * sorted by group (GPTQ's act-order). An entry of order beyond K counts as 0.
+ */
+enum { PERMUTE_X /* [rows, K] */, PERMUTE_ORDER /* i32 [K], weights */, PERMUTE_OUT };
+
+/*
+ * quantize: symmetric, one scale a row: scale[r] = max_k |x[r, k]| / 127 (in float32), out[r, k] =
+ * x[r, k] / scale[r] rounded to nearest, ties to even; a row of zeros has scale 0 and zeros. A row
+ * that is not all finite has scale NaN and zeros. REPEAT as in glu.
+ */
+enum {
+    QUANTIZE_X /* [rows, K] */,
+    QUANTIZE_OUT /* i8 [rows, K] */,
+    QUANTIZE_SCALE /* [rows, 1] */
+};
+enum { QUANTIZE_I_REPEAT };
 
 #endif

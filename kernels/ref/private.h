@@ -32,6 +32,16 @@ static inline double ref_weight(const struct ref *r, uint32_t operand, uint64_t 
     return p ? ref_load(p, i, r->op->t[operand].dtype) : absent;
 }
 
+/* The operands of a dot product with a weight in any of its forms (ember/op.h, ember_quant). */
+struct ref_quant {
+    uint32_t x, x_scale, w, w_scale, w_zero;
+    int64_t quant, group;
+    uint64_t K;
+};
+
+/* Row x_row of x times row n of w (counted over all matrices of a stack). */
+double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t n);
+
 double ref_act(double x, enum ember_act act);
 double ref_sigmoid(double x);
 double ref_cap(double x, double cap);

@@ -35,6 +35,13 @@ static double f16_value(uint16_t h)
     return sign * ldexp(1024 + fraction, exponent - 25);
 }
 
+static double f8_value(uint8_t b)
+{
+    int exponent = b >> 3 & 15, fraction = b & 7;
+    double sign = b & 0x80 ? -1 : 1;
+    return sign * (exponent ? ldexp(8 + fraction, exponent - 10) : ldexp(fraction, -9));
+}
+
 double ref_load(const void *p, uint64_t i, enum ember_dtype dtype)
 {
     switch (dtype) {
@@ -42,6 +49,12 @@ double ref_load(const void *p, uint64_t i, enum ember_dtype dtype)
         return f16_value(((const uint16_t *)p)[i]);
     case EMBER_BF16:
         return bits_float((uint32_t)((const uint16_t *)p)[i] << 16);
+    case EMBER_I8:
+        return ((const int8_t *)p)[i];
+    case EMBER_U8:
+        return ((const uint8_t *)p)[i];
+    case EMBER_F8:
+        return f8_value(((const uint8_t *)p)[i]);
     default:
         return ((const float *)p)[i];
     }
@@ -93,6 +106,72 @@ double ref_act(double x, enum ember_act act)
     default:
         return x > 0 ? x * x : 0;
     }
+}
+
+/* ---- quantised weights ---- */
+
+/* Code k of row n: two a byte, 32 of them in 16 bytes. */
+static int half_byte(const uint8_t *row, uint64_t k)
+{
+    return row[k / 32 * 16 + k % 16] >> (k % 32 >= 16 ? 4 : 0) & 15;
+}
+
+double ref_e2m1(int code)
+{
+    static const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return code & 8 ? -values[code & 7] : values[code & 7];
+}
+
+/* Row n of an operand [N, C] or, over all matrices, [E, N, C]. */
+static const void *flat_row(const struct ref *r, uint32_t operand, uint64_t n)
+{
+    const struct ember_tensor *t = &r->op->t[operand];
+    uint64_t rows = t->rank == 3 ? t->dim[1] : 1;
+    return (char *)ref_base(r, operand) + n * (t->row_stride / rows);
+}
+
+static double code_at(const struct ref *r, const struct ref_quant *q, uint64_t n, uint64_t k)
+{
+    const void *row = flat_row(r, q->w, n);
+    if (q->quant == EMBER_QUANT_INT4)
+        return half_byte(row, k);
+    if (q->quant == EMBER_QUANT_FP4)
+        return ref_e2m1(half_byte(row, k));
+    return ref_load(row, k, r->op->t[q->w].dtype);
+}
+
+static double scale_at(const struct ref *r, const struct ref_quant *q, uint64_t n, uint64_t g)
+{
+    const void *row = flat_row(r, q->w_scale, n);
+    if (r->op->t[q->w_scale].dtype == EMBER_U8)
+        return ldexp(1, ((const uint8_t *)row)[g] - 127);
+    return ref_load(row, g, r->op->t[q->w_scale].dtype);
+}
+
+static double weight_at(const struct ref *r, const struct ref_quant *q, uint64_t n, uint64_t k)
+{
+    double zero = q->quant == EMBER_QUANT_INT4 ? 8 : 0;
+    uint64_t g = q->quant ? k / (uint64_t)q->group : 0;
+    if (!q->quant)
+        return code_at(r, q, n, k);
+    if (r->op->t[q->w_zero].rank)
+        zero = ((const uint8_t *)flat_row(r, q->w_zero, n))[g];
+    return scale_at(r, q, n, g) * (code_at(r, q, n, k) - zero);
+}
+
+double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t n)
+{
+    const float *x = ref_row(r, q->x, x_row);
+    const int8_t *xi = ref_row(r, q->x, x_row);
+    double sum = 0;
+    if (r->op->t[q->x_scale].rank) {
+        for (uint64_t k = 0; k < q->K; k++)
+            sum += xi[k] * code_at(r, q, n, k);
+        return sum * *(const float *)ref_row(r, q->x_scale, x_row) * scale_at(r, q, n, 0);
+    }
+    for (uint64_t k = 0; k < q->K; k++)
+        sum += x[k] * weight_at(r, q, n, k);
+    return sum;
 }
 
 /* ---- rows ---- */
@@ -155,13 +234,18 @@ static void add(const struct ref *r)
 /* x [rows, K], w [N, K], b [N] -> out [rows, N] */
 static void linear(const struct ref *r)
 {
+    const struct ref_quant q = {LINEAR_X,
+                                LINEAR_X_SCALE,
+                                LINEAR_W,
+                                LINEAR_W_SCALE,
+                                LINEAR_W_ZERO,
+                                r->op->i[LINEAR_I_QUANT],
+                                r->op->i[LINEAR_I_GROUP],
+                                r->op->t[LINEAR_X].dim[1]};
     for (uint32_t row = 0; row < r->rows; row++) {
-        const float *x = ref_row(r, LINEAR_X, row);
         float *out = ref_row(r, LINEAR_OUT, row);
         for (uint32_t n = 0; n < r->op->t[LINEAR_W].dim[0]; n++) {
-            double sum = 0;
-            for (uint32_t k = 0; k < r->op->t[LINEAR_W].dim[1]; k++)
-                sum += x[k] * ref_weight(r, LINEAR_W, n, k, 0);
+            double sum = ref_dot(r, &q, row, n);
             sum += ref_weight(r, LINEAR_B, 0, n, 0);
             out[n] = (float)ref_cap(r->op->f[LINEAR_F_SCALE] * sum, r->op->f[LINEAR_F_SOFTCAP]);
         }
@@ -215,6 +299,38 @@ static void move_rows(const struct ref *r, uint32_t x, uint32_t out, const int32
     uint64_t bytes = (uint64_t)r->op->t[x].dim[1] * size[r->op->t[x].dtype];
     for (uint32_t row = 0; row < r->rows; row++)
         memmove(ref_row(r, out, row), ref_row(r, x, index ? (uint32_t)index[row] : row), bytes);
+}
+
+/* x [rows, K], order [K] -> out [rows, K] */
+static void permute(const struct ref *r)
+{
+    const int32_t *order = ref_base(r, PERMUTE_ORDER);
+    uint32_t K = r->op->t[PERMUTE_X].dim[1];
+    for (uint32_t row = 0; row < r->rows; row++)
+        for (uint32_t k = 0; k < K; k++)
+            ((float *)ref_row(r, PERMUTE_OUT, row))[k] =
+                ((const float *)ref_row(r, PERMUTE_X, row))[(uint32_t)order[k] < K ? order[k] : 0];
+}
+
+/* x [rows, K] -> out i8 [rows, K], scale [rows, 1] */
+static void quantize(const struct ref *r)
+{
+    uint32_t rows =
+        r->rows * (r->op->i[QUANTIZE_I_REPEAT] ? (uint32_t)r->op->i[QUANTIZE_I_REPEAT] : 1);
+    for (uint32_t row = 0; row < rows; row++) {
+        const float *x = ref_row(r, QUANTIZE_X, row);
+        int8_t *out = ref_row(r, QUANTIZE_OUT, row);
+        float *scale = ref_row(r, QUANTIZE_SCALE, row), most = 0;
+        bool finite = true;
+        for (uint32_t k = 0; k < r->op->t[QUANTIZE_X].dim[1]; k++) {
+            most = fmaxf(most, fabsf(x[k]));
+            finite = finite && isfinite(x[k]);
+        }
+        scale[0] = finite ? most / 127 : NAN;
+        for (uint32_t k = 0; k < r->op->t[QUANTIZE_X].dim[1]; k++)
+            out[k] =
+                scale[0] > 0 ? (int8_t)fmaxf(fminf(nearbyintf(x[k] / scale[0]), 127), -127) : 0;
+    }
 }
 
 /* x [rows, V] -> out i32 [rows] */
@@ -280,6 +396,12 @@ int ref_op(const struct ember_op *op, void *const arena[EMBER_ARENA_COUNT])
         return 0;
     case EMBER_OP_ARGMAX:
         argmax(&r);
+        return 0;
+    case EMBER_OP_PERMUTE:
+        permute(&r);
+        return 0;
+    case EMBER_OP_QUANTIZE:
+        quantize(&r);
         return 0;
     }
     return -EINVAL;

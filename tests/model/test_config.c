@@ -33,8 +33,6 @@ static void test_refusals(void **state)
     expect_refused(CONFIG("llama", ",\"hidden_act\":\"softsign\""), -ENOTSUP, "known are: silu");
     expect_refused(CONFIG("llama", ",\"eos_token_id\":\"x\""), -EINVAL, "eos_token_id");
     expect_refused(CONFIG("llama", ",\"tie_word_embeddings\":\"x\""), -EINVAL, "true nor false");
-    expect_refused(CONFIG("llama", ",\"quantization_config\":{\"quant_method\":\"awq\"}"), -ENOTSUP,
-                   "quantised (\"awq\")");
     expect_refused(CONFIG("llama", ",\"rope_scaling\":{\"type\":\"odd\",\"factor\":2}"), -ENOTSUP,
                    "rope type \"odd\" is not known");
     expect_refused(CONFIG("llama", ",\"rope_scaling\":{\"type\":\"linear\"}"), -EINVAL,

@@ -46,7 +46,14 @@
     X("minimax-m2")                                                                                \
     X("glm4-moe")                                                                                  \
     X("mimo-v2")                                                                                   \
-    X("gpt-oss")
+    X("gpt-oss")                                                                                   \
+    X("qwen3-awq")                                                                                 \
+    X("qwen3-gptq")                                                                                \
+    X("qwen3-gptq-desc-act")                                                                       \
+    X("qwen3-fp8-block")                                                                           \
+    X("qwen3-w4a16-compressed-tensors")                                                            \
+    X("qwen3-w8a8-compressed-tensors")                                                             \
+    X("gpt-oss-mxfp4")
 
 struct golden {
     char *dir;
