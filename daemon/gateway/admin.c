@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Routes that generate nothing. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "daemon/gateway/conn.h"
+#include "daemon/gateway/json.h"
+
+static void reply_json(struct http_request *http, struct buffer *out)
+{
+    http_reply(http, 200, "application/json", out->data, out->len);
+}
+
+static void health(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    if (gw->draining)
+        http_fail(http, 503, NULL, "shutting_down", NULL, 1, "The server is shutting down.");
+    else if (!fleet_connected(gw))
+        http_fail(http, 503, NULL, "emberd_unavailable", NULL, 1, "emberd cannot be reached.");
+    else
+        http_reply(http, 200, NULL, NULL, 0);
+}
+
+static void ping(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    http_reply(http, 200, NULL, NULL, 0);
+}
+
+static void version(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    js_raw(out, "{\"version\":\"" EMBER_VERSION "\"}");
+    reply_json(http, out);
+}
+
+static void load(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    js_printf(out, "{\"server_load\":%u}", gw->n_jobs);
+    reply_json(http, out);
+}
+
+static void metrics(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    metrics_print(gw, out);
+    http_reply(http, 200, "text/plain; version=0.0.4; charset=utf-8", out->data, out->len);
+}
+
+static void model_object(const struct gw_model *model, struct buffer *out)
+{
+    js_raw(out, "{\"id\":");
+    js_cstring(out, model->name);
+    js_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"emberd\",\"root\":",
+              (long long)time(NULL) -
+                  (long long)((clock_ns() - model->gw->started_ns) / 1000000000u));
+    js_cstring(out, model->name);
+    js_raw(out, ",\"parent\":null,\"max_model_len\":");
+    if (model->text && model->text->max_positions)
+        js_printf(out, "%u", model->text->max_positions);
+    else
+        js_raw(out, "null");
+    js_raw(out, ",\"permission\":[]}");
+}
+
+static void models(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    const struct gw_model *model;
+    bool first = true;
+
+    js_raw(out, "{\"object\":\"list\",\"data\":[");
+    TAILQ_FOREACH(model, &gw->models, link)
+    {
+        if (!model->listed)
+            continue;
+        if (!first)
+            js_raw(out, ",");
+        model_object(model, out);
+        first = false;
+    }
+    js_raw(out, "]}");
+    reply_json(http, out);
+}
+
+static void one_model(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    const struct gw_model *model = fleet_find(gw, http_path(http) + strlen("/v1/models/"));
+
+    if (!model) {
+        http_fail(http, 404, NULL, "model_not_found", "model", 0, "The model does not exist.");
+        return;
+    }
+    model_object(model, out);
+    reply_json(http, out);
+}
+
+/* Sleep: instances are drained and given back; requests wait until somebody wakes it up. */
+static void set_asleep(struct gw *gw, bool asleep)
+{
+    struct gw_model *model;
+    struct conn *conn;
+
+    TAILQ_FOREACH(model, &gw->models, link)
+    {
+        model->asleep = asleep;
+        TAILQ_FOREACH(conn, &model->conns, link)
+        if (asleep && conn->sched)
+            sched_instance_drain(conn->sched);
+    }
+    gw_pump(gw);
+}
+
+static void sleep_route(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    set_asleep(gw, true);
+    http_reply(http, 200, NULL, NULL, 0);
+}
+
+static void wake_route(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    set_asleep(gw, false);
+    http_reply(http, 200, NULL, NULL, 0);
+}
+
+/* Asleep means no instance runs any more, not that somebody has asked for it. */
+static void is_sleeping(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    const struct gw_model *model;
+    bool asleep = false;
+
+    TAILQ_FOREACH(model, &gw->models, link)
+    asleep |= model->asleep && TAILQ_EMPTY(&model->conns);
+    js_raw(out, "{\"is_sleeping\":");
+    js_bool(out, asleep);
+    js_raw(out, "}");
+    reply_json(http, out);
+}
+
+static const struct route {
+    const char *method, *path;
+    bool admin;
+    void (*serve)(struct gw *gw, struct http_request *http, struct buffer *out);
+} routes[] = {
+    {"GET", "/health", false, health},      {"GET", "/ping", false, ping},
+    {"POST", "/ping", false, ping},         {"GET", "/version", false, version},
+    {"GET", "/load", false, load},          {"GET", "/metrics", false, metrics},
+    {"GET", "/v1/models", false, models},   {"POST", "/sleep", true, sleep_route},
+    {"POST", "/wake_up", true, wake_route}, {"GET", "/is_sleeping", true, is_sleeping},
+};
+
+bool admin_handle(struct gw *gw, struct http_request *http)
+{
+    const char *path = http_path(http), *method = http_method(http);
+    struct buffer out = {0};
+    bool known = false;
+
+    if (!strncmp(path, "/v1/models/", strlen("/v1/models/")) && !strcmp(method, "GET")) {
+        one_model(gw, http, &out);
+        buffer_free(&out);
+        return true;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(routes); i++) {
+        if (strcmp(path, routes[i].path) || (routes[i].admin && !gw->options.admin))
+            continue;
+        known = true;
+        if (strcmp(method, routes[i].method))
+            continue;
+        routes[i].serve(gw, http, &out);
+        buffer_free(&out);
+        return true;
+    }
+    if (known)
+        http_fail(http, 405, NULL, NULL, NULL, 0, "Method Not Allowed");
+    return known;
+}

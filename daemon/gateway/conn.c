@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/gateway/conn.h"
+
+#include <errno.h>
+#include <event2/buffer.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "base/clock.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "daemon/gateway/request.h"
+#include "ember/v1/step.pb-c.h"
+#include "proto/step_frame.h"
+
+void conn_fail(struct conn *conn, bool died, const char *format, ...)
+{
+    va_list ap;
+
+    gw_pump(conn->model->gw);
+    if (conn->failed)
+        return;
+    conn->failed = true;
+    conn->died = died;
+    va_start(ap, format);
+    vsnprintf(conn->why, sizeof conn->why, format, ap);
+    va_end(ap);
+}
+
+/* ---- out ---- */
+
+static void send_frame(struct conn *conn, const Ember__V1__DriverFrame *frame)
+{
+    struct evbuffer *out = bufferevent_get_output(conn->bev);
+    size_t len = ember__v1__driver_frame__get_packed_size(frame);
+    struct evbuffer_iovec space;
+
+    if (len > STEP_FRAME_MAX || evbuffer_reserve_space(out, (ssize_t)len + 4, &space, 1) != 1) {
+        conn_fail(conn, false, "a step of %zu bytes cannot be sent", len);
+        return;
+    }
+    uint8_t *p = space.iov_base;
+    for (int i = 0; i < 4; i++)
+        p[i] = (uint8_t)(len >> (8 * i));
+    ember__v1__driver_frame__pack(frame, p + 4);
+    space.iov_len = len + 4;
+    evbuffer_commit_space(out, &space, 1);
+}
+
+static void hello(struct conn *conn)
+{
+    Ember__V1__Hello message = EMBER__V1__HELLO__INIT;
+    Ember__V1__DriverFrame frame = EMBER__V1__DRIVER_FRAME__INIT;
+
+    message.protocol = STEP_PROTOCOL;
+    message.lease_token = conn->token;
+    frame.kind_case = EMBER__V1__DRIVER_FRAME__KIND_HELLO;
+    frame.hello = &message;
+    send_frame(conn, &frame);
+}
+
+/* Messages of one step; kept and grown, since there is one loop and one step is built at a time. */
+static struct {
+    Ember__V1__SequenceStep *seqs, **list;
+    Ember__V1__Sampling *sampling;
+    uint32_t room;
+} scratch;
+
+static bool make_room(uint32_t n)
+{
+    if (scratch.room >= n)
+        return true;
+    n = MAX(n, 2 * scratch.room);
+    free(scratch.seqs);
+    free(scratch.list);
+    free(scratch.sampling);
+    scratch.seqs = mem_alloc(n, sizeof *scratch.seqs);
+    scratch.list = mem_alloc(n, sizeof *scratch.list);
+    scratch.sampling = mem_alloc(n, sizeof *scratch.sampling);
+    scratch.room = scratch.seqs && scratch.list && scratch.sampling ? n : 0;
+    return scratch.room;
+}
+
+static bool has_penalty(const Ember__V1__Sampling *s)
+{
+    return (s->repetition_penalty != 0 && s->repetition_penalty != 1) ||
+           s->frequency_penalty != 0 || s->presence_penalty != 0;
+}
+
+/* Each choice draws its own numbers, the same whatever else runs: mixed as splitmix64 does. */
+static uint64_t choice_seed(uint64_t seed, uint32_t choice)
+{
+    uint64_t z = choice * UINT64_C(0x9e3779b97f4a7c15);
+
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return seed ^ (z ^ (z >> 31));
+}
+
+/* The tokens behind this chunk's, as far as the prompt knows them. */
+static void add_targets(const struct sched_seq *from, Ember__V1__SequenceStep *to)
+{
+    uint32_t next = from->position + 1;
+
+    to->prompt_logprobs = true;
+    if (next >= from->prompt_len || next > from->n_known)
+        return;
+    to->targets = (uint32_t *)from->known + next;
+    to->n_targets = MIN(from->n_tokens, MIN(from->prompt_len, from->n_known) - next);
+}
+
+static void fill(const struct sched_seq *from, Ember__V1__Sampling *sampling,
+                 Ember__V1__SequenceStep *to)
+{
+    const struct gw_part *part = from->user;
+    const struct gw_job *job = part->job;
+
+    ember__v1__sequence_step__init(to);
+    to->id = from->id;
+    to->n_tokens = from->n_tokens;
+    to->tokens = (uint32_t *)from->tokens;
+    to->position = from->position;
+    to->prompt_len = from->prompt_len;
+    to->n_pages = from->n_pages;
+    to->pages = (uint32_t *)from->pages;
+    to->sample = from->sample;
+    to->sample_index = from->sample_index;
+    to->token_from_previous = from->token_from_previous;
+    if (from->prompt_logprobs)
+        add_targets(from, to);
+    if (!from->sample && !from->prompt_logprobs)
+        return;
+    *sampling = *(const Ember__V1__Sampling *)from->sampling;
+    sampling->seed = from->choice ? choice_seed(sampling->seed, from->choice) : sampling->seed;
+    to->sampling = sampling;
+    if (has_penalty(sampling)) {
+        to->history = (uint32_t *)from->known;
+        to->n_history = from->n_known;
+    }
+    if (from->suppress_stop) {
+        to->suppress = job->suppress;
+        to->n_suppress = job->n_suppress;
+    }
+}
+
+static void note_flight(struct conn *conn, const struct sched_step *step, bool prompts)
+{
+    struct conn_flight *f = &conn->flights[conn->n_flights++];
+
+    *f = (struct conn_flight){.id = step->id, .sent_ns = clock_ns(), .n_seqs = step->n_seqs};
+    if (!prompts)
+        return;
+    f->prompts = x_alloc(step->n_seqs * sizeof *f->prompts);
+    for (uint32_t i = 0; i < step->n_seqs; i++)
+        f->prompts[i] = step->seqs[i].prompt_logprobs;
+}
+
+void conn_send(struct conn *conn, const struct sched_step *step)
+{
+    Ember__V1__Step message = EMBER__V1__STEP__INIT;
+    Ember__V1__DriverFrame frame = EMBER__V1__DRIVER_FRAME__INIT;
+    bool prompts = false;
+
+    if (conn->n_flights == SCHED_DEPTH || !make_room(step->n_seqs)) {
+        conn_fail(conn, false, "no room for a step");
+        return;
+    }
+    for (uint32_t i = 0; i < step->n_seqs; i++) {
+        fill(&step->seqs[i], &scratch.sampling[i], &scratch.seqs[i]);
+        scratch.list[i] = &scratch.seqs[i];
+        prompts |= step->seqs[i].prompt_logprobs;
+        request_first_step(step->seqs[i].user);
+    }
+    message.id = step->id;
+    message.n_sequences = step->n_seqs;
+    message.sequences = scratch.list;
+    frame.kind_case = EMBER__V1__DRIVER_FRAME__KIND_STEP;
+    frame.step = &message;
+    note_flight(conn, step, prompts);
+    send_frame(conn, &frame);
+}
+
+/* ---- in ---- */
+
+static void welcome(struct conn *conn, const Ember__V1__Welcome *w)
+{
+    struct gw_model *model = conn->model;
+    struct sched_limits limits = {.pages = w->pages,
+                                  .page_size = w->page_size,
+                                  .max_tokens = w->max_tokens,
+                                  .max_seqs = w->max_seqs,
+                                  .max_positions = w->max_positions,
+                                  .token_refs = w->token_refs && model->gw->options.token_refs};
+    struct error err = {0};
+
+    bufferevent_set_timeouts(conn->bev, NULL, NULL);
+    conn->max_tokens = w->max_tokens;
+    if (strcmp(w->model, model->name))
+        conn_fail(conn, false, "it runs %s, not %s", w->model, model->name);
+    else if (sched_instance_add(model->sched, &limits, conn, clock_ns(), &conn->sched, &err) < 0)
+        conn_fail(conn, false, "%s", error_text(&err));
+    else
+        log_info(conn->taken_up ? "instance taken up" : "instance ready",
+                 "id=%s model=%s pages=%u max_tokens=%u max_seqs=%u", conn->id, model->name,
+                 w->pages, w->max_tokens, w->max_seqs);
+    model->metrics.taken_up += conn->sched && conn->taken_up;
+    gw_pump(model->gw);
+}
+
+/* The result in the scheduler's form: arrays that live for the call. */
+struct result_room {
+    struct sched_seq_result *seqs;
+    struct sched_logprob *top;
+    const void **prompts;
+};
+
+static void room_free(struct result_room *room)
+{
+    free(room->seqs);
+    free(room->top);
+    free(room->prompts);
+}
+
+static bool translate(const Ember__V1__StepResult *from, const struct conn_flight *flight,
+                      struct result_room *room, struct sched_result *to)
+{
+    size_t n_top = 0, at = 0, used = 0;
+
+    for (size_t i = 0; i < from->n_sequences; i++)
+        n_top += from->sequences[i]->n_top;
+    room->seqs = mem_alloc(from->n_sequences + 1, sizeof *room->seqs);
+    room->top = mem_alloc(n_top + 1, sizeof *room->top);
+    if (flight->prompts)
+        room->prompts = mem_alloc(flight->n_seqs + 1, sizeof *room->prompts);
+    if (!room->seqs || !room->top || (flight->prompts && !room->prompts))
+        return false;
+    for (size_t i = 0; i < from->n_sequences; i++) {
+        const Ember__V1__SequenceResult *s = from->sequences[i];
+        room->seqs[i] = (struct sched_seq_result){.token = s->token,
+                                                  .logprob = s->logprob,
+                                                  .top = room->top + at,
+                                                  .n_top = (uint32_t)s->n_top};
+        for (size_t k = 0; k < s->n_top; k++, at++)
+            room->top[at] = (struct sched_logprob){s->top[k]->token, s->top[k]->logprob};
+    }
+    for (uint32_t i = 0; flight->prompts && i < flight->n_seqs; i++)
+        if (flight->prompts[i] && used < from->n_prompts)
+            room->prompts[i] = from->prompts[used++];
+    *to = (struct sched_result){.step = from->id,
+                                .seqs = room->seqs,
+                                .n_seqs = (uint32_t)from->n_sequences,
+                                .prompt_logprobs = room->prompts,
+                                .error = from->error,
+                                .error_text = from->error_text};
+    return true;
+}
+
+static void result(struct conn *conn, const Ember__V1__StepResult *from)
+{
+    struct result_room room = {0};
+    struct sched_result to;
+    struct error err = {0};
+    uint64_t now = clock_ns();
+
+    if (!conn->sched || !conn->n_flights) {
+        conn_fail(conn, false, "a result without a step");
+        return;
+    }
+    struct conn_flight flight = conn->flights[0];
+    memmove(conn->flights, conn->flights + 1, sizeof *conn->flights * --conn->n_flights);
+    METRICS_OBSERVE(&conn->model->metrics.step, token, (double)(now - flight.sent_ns) / 1e9);
+    if (from->error)
+        log_warn("step refused", "id=%s error=\"%s\"", conn->id, from->error_text);
+    if (!translate(from, &flight, &room, &to))
+        conn_fail(conn, false, "no memory for a result");
+    else if (sched_step_done(conn->sched, &to, now, &err) < 0)
+        conn_fail(conn, true, "%s", error_text(&err));
+    if (from->max_tokens > conn->max_tokens && !conn->failed) {
+        conn->max_tokens = from->max_tokens;
+        sched_instance_grow(conn->sched, from->max_tokens);
+    }
+    room_free(&room);
+    free(flight.prompts);
+    gw_pump(conn->model->gw);
+}
+
+static void frame_in(struct conn *conn, const uint8_t *data, size_t len)
+{
+    Ember__V1__InstanceFrame *frame = ember__v1__instance_frame__unpack(NULL, len, data);
+
+    if (!frame)
+        conn_fail(conn, true, "a malformed frame");
+    else if (frame->kind_case == EMBER__V1__INSTANCE_FRAME__KIND_WELCOME && !conn->sched)
+        welcome(conn, frame->welcome);
+    else if (frame->kind_case == EMBER__V1__INSTANCE_FRAME__KIND_RESULT)
+        result(conn, frame->result);
+    else if (frame->kind_case == EMBER__V1__INSTANCE_FRAME__KIND_FATAL)
+        conn_fail(conn, false, "%s", frame->fatal->error_text);
+    else
+        conn_fail(conn, true, "an unexpected frame");
+    if (frame)
+        ember__v1__instance_frame__free_unpacked(frame, NULL);
+}
+
+static void on_read(struct bufferevent *bev, void *arg)
+{
+    struct evbuffer *in = bufferevent_get_input(bev);
+    struct conn *conn = arg;
+    uint8_t head[4];
+
+    while (!conn->failed && evbuffer_copyout(in, head, 4) == 4) {
+        size_t len = head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 | (size_t)head[3] << 24;
+        if (!len || len > STEP_FRAME_MAX) {
+            conn_fail(conn, true, "a frame of %zu bytes", len);
+            return;
+        }
+        if (evbuffer_get_length(in) < len + 4)
+            return;
+        const uint8_t *data = evbuffer_pullup(in, (ssize_t)len + 4);
+        if (!data) {
+            conn_fail(conn, false, "no memory for a frame");
+            return;
+        }
+        frame_in(conn, data + 4, len);
+        evbuffer_drain(in, len + 4);
+    }
+}
+
+static void on_event(struct bufferevent *bev, short what, void *arg)
+{
+    struct conn *conn = arg;
+
+    if (what & BEV_EVENT_TIMEOUT)
+        conn_fail(conn, true, "no Welcome in time");
+    else if (what & (BEV_EVENT_EOF | BEV_EVENT_ERROR))
+        conn_fail(conn, true, "the instance has gone");
+}
+
+/* ---- coming and going ---- */
+
+int conn_new(struct gw_model *model, const char *id, const char *token, const char *path,
+             struct conn **ret, struct error *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct timeval limit = {10, 0};
+    _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+    if (fd < 0)
+        return error_sys(err, errno, "socket");
+    if (strlen(path) >= sizeof address.sun_path)
+        return error_set(err, ENAMETOOLONG, "%s: too long for a socket's path", path);
+    strcpy(address.sun_path, path);
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0)
+        return error_sys(err, errno, "%s", path);
+    struct bufferevent *bev = bufferevent_socket_new(
+        model->gw->base, fd, BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS);
+    if (!bev)
+        return error_set(err, ENOMEM, "no memory for a connection");
+    (void)TAKE_FD(fd);
+    struct conn *conn = x_alloc(sizeof *conn);
+    *conn = (struct conn){.model = model,
+                          .id = x_strdup(id),
+                          .token = x_strdup(token),
+                          .socket = x_strdup(path),
+                          .bev = bev,
+                          .since_ns = clock_ns()};
+    bufferevent_setcb(bev, on_read, NULL, on_event, conn);
+    bufferevent_set_timeouts(bev, &limit, NULL);
+    bufferevent_setwatermark(bev, EV_READ, 0, STEP_FRAME_MAX + 4);
+    bufferevent_enable(bev, EV_READ | EV_WRITE);
+    TAILQ_INSERT_TAIL(&model->conns, conn, link);
+    hello(conn);
+    *ret = conn;
+    return 0;
+}
+
+void conn_free(struct conn *conn)
+{
+    TAILQ_REMOVE(&conn->model->conns, conn, link);
+    for (unsigned i = 0; i < conn->n_flights; i++)
+        free(conn->flights[i].prompts);
+    bufferevent_free(conn->bev);
+    free(conn->id);
+    free(conn->token);
+    free(conn->socket);
+    free(conn);
+}

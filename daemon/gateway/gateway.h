@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the gateway's files share. One loop thread owns everything here; workers see a job's body,
+ * its api_request and the model's `struct text` while the job's work is theirs, nothing else.
+ *
+ *   main.c     options, start, signals, the pump, draining
+ *   http.c     the server;  openai.c, text.c: from a body to token ids (workers)
+ *   request.c  the life of a request: parse, find its model, tokenize, submit, end
+ *   choice.c   tokens of one choice: text, stop strings, log-probabilities
+ *   respond.c  OpenAI's objects and SSE chunks
+ *   fleet.c    models and leases;  conn.c: the step protocol with one instance
+ *   admin.c    everything that generates nothing;  metrics.c
+ */
+#ifndef EMBER_DAEMON_GATEWAY_GATEWAY_H
+#define EMBER_DAEMON_GATEWAY_GATEWAY_H
+
+#include <event2/event.h>
+#include <sys/queue.h>
+
+#include "daemon/gateway/http.h"
+#include "daemon/gateway/metrics.h"
+#include "daemon/gateway/openai.h"
+#include "daemon/gateway/options.h"
+#include "daemon/gateway/stop.h"
+#include "daemon/gateway/text.h"
+#include "daemon/gateway/work.h"
+#include "scheduler/sched.h"
+
+struct gw;
+struct gw_job;
+struct conn;
+struct fleet;
+
+/* X(state, word): a model's way until requests can be tokenized for it */
+#define GW_MODEL_STATES(X)                                                                         \
+    X(NEW, "new")                                                                                  \
+    X(READING, "reading") /* a worker reads its tokenizer */                                       \
+    X(READY, "ready")
+
+enum gw_model_state {
+#define X(state, text) GW_MODEL_##state,
+    GW_MODEL_STATES(X)
+#undef X
+};
+
+TAILQ_HEAD(gw_jobs, gw_job);
+TAILQ_HEAD(gw_conns, conn);
+
+/* A model that emberd knows. Lives as long as the gateway. */
+struct gw_model {
+    struct gw *gw;
+    TAILQ_ENTRY(gw_model) link;
+    char *name, *path;
+    enum gw_model_state state;
+    struct text *text;         /* READY */
+    struct sched_model *sched; /* READY */
+    struct work reading;
+    struct text *read; /* what the worker has read, until it is done */
+    struct error read_error;
+    struct gw_jobs waiting; /* jobs that wait for READY */
+    struct gw_conns conns;
+    unsigned starting; /* spawns under way */
+    uint64_t retry_ns; /* no spawn before; after a failure */
+    uint64_t retry_delay;
+    bool asleep;         /* /sleep: no instance is wanted */
+    uint64_t recheck_ns; /* when scale wants to be asked again */
+    /* What emberd said last. */
+    int warmth;
+    uint64_t weights_bytes;
+    uint32_t standby, leased, emberd_starting;
+    bool listed;
+    struct model_metrics metrics;
+};
+TAILQ_HEAD(gw_models, gw_model);
+
+struct gw {
+    struct gateway_options options;
+    struct event_base *base;
+    struct work_pool *work;
+    struct http_server *http;
+    struct sched *sched;
+    struct fleet *fleet;
+    struct gw_models models;
+    struct gw_jobs jobs;
+    struct event *pump, *tick, *second;
+    unsigned n_jobs, n_running; /* running: handed to the scheduler */
+    uint64_t started_ns, drain_until;
+    bool draining;
+};
+
+/* Soon, on the loop: plan steps, scale, set the timer. To be called after anything changed. */
+void gw_pump(struct gw *gw);
+
+/* ---- request.c ---- */
+
+/* http_handler; ctx is the struct gw. */
+void request_handle(void *ctx, struct http_request *http);
+/* sched_event_fn; context is the struct gw. */
+void request_event(void *context, const struct sched_event *event);
+/* The model has become READY, or (err) could not be read. */
+void request_model_ready(struct gw_model *model, const struct error *err);
+/* Ends every request of the model with an error. */
+void request_fail_all(struct gw_model *model, int status, unsigned retry_s, const char *text);
+/* Called every half second: heartbeats. */
+void request_heartbeats(struct gw *gw);
+/* emberd's list of models has been read again, or (error) could not be. */
+void request_models_listed(struct gw *gw, const char *error);
+/* A step with the part's first tokens has been sent. */
+void request_first_step(void *part);
+
+/* ---- fleet.c ---- */
+
+int fleet_new(struct gw *gw, struct error *err);
+/* Gives every lease back, unless `keep`: then another gateway takes them up. */
+void fleet_free(struct fleet *fleet);
+struct gw_model *fleet_find(struct gw *gw, const char *name);
+/* Asks emberd for its models again; request_models_listed follows. */
+void fleet_list(struct gw *gw);
+/* Begins to read the model's tokenizer, unless that is under way or done. */
+void fleet_read_model(struct gw_model *model);
+/* Spawns and releases what the scheduler wants. *ret_next: when to ask again. */
+void fleet_scale(struct gw *gw, uint64_t now, uint64_t *ret_next);
+/* Plans and sends steps until nobody has any to do; ends connections that failed. */
+void fleet_run(struct gw *gw);
+/* The scheduler found a step overdue (from within its events). */
+void fleet_stalled(struct conn *conn);
+/* emberd answered lately. */
+bool fleet_connected(const struct gw *gw);
+
+/* ---- admin.c ---- */
+
+/* Serves what is no generation; false: no such path. */
+bool admin_handle(struct gw *gw, struct http_request *http);
+
+#endif

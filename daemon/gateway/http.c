@@ -1,0 +1,520 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * evhttp stops reading a connection while a request is worked on, so a client that leaves shows
+ * only in a failed write. Each request therefore has an EV_CLOSED event (the peer's FIN) of its
+ * own. A client that goes away comes here in one of two ways: that event, and then we free the
+ * connection and evhttp its request; or evhttp's close callback, behind which the request is ours.
+ */
+#include "daemon/gateway/http.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <event2/buffer.h>
+#include <event2/bufferevent.h>
+#include <event2/http.h>
+#include <event2/keyvalq_struct.h>
+#include <netinet/in.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/random.h>
+
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/fd.h"
+#include "base/log.h"
+#include "daemon/gateway/json.h"
+
+#define KEYS_FILE_MAX (1u << 20)
+#define METHODS (EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD | EVHTTP_REQ_OPTIONS)
+
+struct http_server {
+    const struct gateway_options *options;
+    struct event_base *base;
+    struct evhttp *http;
+    http_handler handler;
+    void *ctx;
+    char **keys;
+    size_t n_keys;
+    unsigned port, active;
+};
+
+struct http_request {
+    struct http_server *server;
+    struct evhttp_request *ev;
+    struct event *closed;
+    char id[65];
+    uint64_t client, received_ns;
+    void (*gone)(void *user);
+    void *user;
+};
+
+/* ---- keys ---- */
+
+static int read_keys(struct http_server *server, const char *path, struct error *err)
+{
+    _cleanup_free_ char *text = NULL;
+    char *save = NULL;
+    size_t len, room = 1;
+
+    int r = fd_read_file(path, KEYS_FILE_MAX, &text, &len, err);
+    if (r < 0)
+        return error_prefix(err, "api_keys");
+    for (size_t i = 0; i < len; i++)
+        room += text[i] == '\n';
+    server->keys = x_alloc(room * sizeof *server->keys);
+    for (char *line = strtok_r(text, "\r\n", &save); line; line = strtok_r(NULL, "\r\n", &save)) {
+        line += strspn(line, " \t");
+        line[strcspn(line, " \t")] = 0;
+        if (*line && *line != '#')
+            server->keys[server->n_keys++] = x_strdup(line);
+    }
+    if (!server->n_keys)
+        return error_set(err, EINVAL, "%s: no API key in it: nobody could ask anything", path);
+    return 0;
+}
+
+/* In a time that depends on lengths alone. */
+static bool same(const char *key, const char *given, size_t n)
+{
+    size_t len = strlen(key);
+    unsigned difference = len != n;
+
+    for (size_t i = 0; i < len; i++)
+        difference |= (unsigned char)key[i] ^ (unsigned char)(n ? given[i % n] : 0);
+    return !difference;
+}
+
+/* The key's number from 1 on, 0: none of ours. Every key is compared, whichever it is. */
+static size_t find_key(const struct http_server *server, const char *header)
+{
+    size_t found = 0;
+
+    if (!header || strncasecmp(header, "Bearer ", 7))
+        return 0;
+    header += 7 + strspn(header + 7, " ");
+    for (size_t i = 0; i < server->n_keys; i++)
+        if (same(server->keys[i], header, strlen(header)))
+            found = i + 1;
+    return found;
+}
+
+/* ---- a request's life ---- */
+
+static const char *in_header(const struct http_request *request, const char *name)
+{
+    return evhttp_find_header(evhttp_request_get_input_headers(request->ev), name);
+}
+
+static void request_free(struct http_request *request)
+{
+    request->server->active--;
+    event_free(request->closed);
+    free(request);
+}
+
+/* No event of the connection concerns us any more. */
+static void detach(struct http_request *request)
+{
+    struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
+
+    if (connection)
+        evhttp_connection_set_closecb(connection, NULL, NULL);
+    event_del(request->closed);
+}
+
+static void tell_gone(struct http_request *request)
+{
+    if (request->gone)
+        request->gone(request->user);
+    request_free(request);
+}
+
+static void on_closed(int fd, short what, void *arg)
+{
+    struct http_request *request = arg;
+    struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
+
+    detach(request);
+    if (connection)
+        evhttp_connection_free(connection); /* and the request */
+    tell_gone(request);
+}
+
+static void on_connection_closed(struct evhttp_connection *connection, void *arg)
+{
+    struct http_request *request = arg;
+
+    event_del(request->closed);
+    if (!evhttp_request_get_connection(request->ev))
+        evhttp_request_free(request->ev);
+    tell_gone(request);
+}
+
+static void watch(struct http_request *request)
+{
+    struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
+    int fd = bufferevent_getfd(evhttp_connection_get_bufferevent(connection));
+
+    evhttp_connection_set_closecb(connection, on_connection_closed, request);
+    request->closed = event_new(request->server->base, fd, EV_CLOSED, on_closed, request);
+    event_add(request->closed, NULL);
+}
+
+static void choose_id(struct http_request *request)
+{
+    const char *given = in_header(request, "X-Request-Id");
+    size_t n = given ? strlen(given) : 0;
+    uint8_t bytes[16];
+
+    for (size_t i = 0; i < n; i++)
+        if (!isgraph((unsigned char)given[i]) || given[i] == '"')
+            n = 0;
+    if (n && n < sizeof request->id) {
+        memcpy(request->id, given, n + 1);
+        return;
+    }
+    if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
+        abort(); /* cannot happen for 16 bytes once the host has booted */
+    for (size_t i = 0; i < sizeof bytes; i++)
+        snprintf(request->id + 2 * i, 3, "%02x", bytes[i]);
+}
+
+/* ---- CORS: the Fetch standard's simple form, without credentials ---- */
+
+static bool origin_allowed(const char *allowed, const char *origin)
+{
+    size_t n = strlen(origin);
+
+    if (!strcmp(allowed, "*"))
+        return true;
+    for (const char *p = allowed; *p;) {
+        p += strspn(p, " ,");
+        size_t len = strcspn(p, " ,");
+        if (len == n && !strncmp(p, origin, n))
+            return true;
+        p += len;
+    }
+    return false;
+}
+
+static void add_cors(struct http_request *request)
+{
+    const char *allowed = request->server->options->cors_origins;
+    const char *origin = in_header(request, "Origin");
+
+    if (!*allowed || !origin || !origin_allowed(allowed, origin))
+        return;
+    http_header(request, "Access-Control-Allow-Origin", strcmp(allowed, "*") ? origin : "*");
+    http_header(request, "Vary", "Origin");
+    http_header(request, "Access-Control-Expose-Headers", "X-Request-Id, Retry-After");
+    if (evhttp_request_get_command(request->ev) != EVHTTP_REQ_OPTIONS)
+        return;
+    const char *headers = in_header(request, "Access-Control-Request-Headers");
+    http_header(request, "Access-Control-Allow-Methods", "GET, POST, OPTIONS");
+    http_header(request, "Access-Control-Allow-Headers",
+                headers ? headers : "Authorization, Content-Type");
+    http_header(request, "Access-Control-Max-Age", "600");
+}
+
+/* Probes and scrapers ask without a key. */
+static bool is_public(const char *path)
+{
+    static const char *const paths[] = {"/health", "/ping", "/version", "/metrics"};
+
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++)
+        if (!strcmp(path, paths[i]))
+            return true;
+    return false;
+}
+
+static void identify(struct http_request *request)
+{
+    struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
+    char *address = NULL;
+    uint16_t port;
+
+    evhttp_connection_get_peer(connection, &address, &port);
+    request->client = checksum_of(address ? address : "", address ? strlen(address) : 0);
+}
+
+static void on_request(struct evhttp_request *ev, void *arg)
+{
+    struct http_server *server = arg;
+    struct http_request *request = x_alloc(sizeof *request);
+    size_t key = 0;
+
+    request->server = server;
+    request->ev = ev;
+    request->received_ns = clock_ns();
+    server->active++;
+    watch(request);
+    choose_id(request);
+    identify(request);
+    http_header(request, "X-Request-Id", request->id);
+    add_cors(request);
+    if (evhttp_request_get_command(ev) == EVHTTP_REQ_OPTIONS) {
+        http_reply(request, 204, NULL, NULL, 0);
+        return;
+    }
+    if (server->n_keys)
+        key = find_key(server, in_header(request, "Authorization"));
+    if (server->n_keys && !key && !is_public(http_path(request))) {
+        http_fail(request, 401, NULL, "invalid_api_key", NULL, 0,
+                  in_header(request, "Authorization")
+                      ? "Incorrect API key provided."
+                      : "No API key was provided: send it as \"Authorization: Bearer KEY\".");
+        return;
+    }
+    if (key)
+        request->client = key;
+    server->handler(server->ctx, request);
+}
+
+/* ---- the server ---- */
+
+static int listen_on(struct http_server *server, const char *where, struct error *err)
+{
+    const char *colon = strrchr(where, ':');
+    char host[256], *end;
+    struct sockaddr_storage address;
+    socklen_t len = sizeof address;
+
+    if (!colon || (size_t)(colon - where) >= sizeof host)
+        return error_set(err, EINVAL, "listen = %s: write host:port", where);
+    unsigned long port = strtoul(colon + 1, &end, 10);
+    if (!colon[1] || *end || port > 65535)
+        return error_set(err, EINVAL, "listen = %s: \"%s\" is not a port", where, colon + 1);
+    snprintf(host, sizeof host, "%.*s", (int)(colon - where), where);
+    if (*host == '[' && host[strlen(host) - 1] == ']') {
+        memmove(host, host + 1, strlen(host));
+        host[strlen(host) - 1] = 0;
+    }
+    errno = 0;
+    struct evhttp_bound_socket *bound =
+        evhttp_bind_socket_with_handle(server->http, *host ? host : "0.0.0.0", (uint16_t)port);
+    if (!bound)
+        return error_sys(err, errno ? errno : EADDRNOTAVAIL, "cannot listen on %s", where);
+    if (getsockname(evhttp_bound_socket_get_fd(bound), (struct sockaddr *)&address, &len) < 0)
+        return error_sys(err, errno, "listening socket");
+    server->port =
+        ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
+                                            : ((struct sockaddr_in *)&address)->sin_port);
+    return 0;
+}
+
+int http_server_new(struct event_base *base, const struct gateway_options *options,
+                    http_handler handler, void *ctx, struct http_server **ret, struct error *err)
+{
+    struct http_server *server = x_alloc(sizeof *server);
+    struct timeval limit = {(time_t)(options->client_timeout / 1000000000u), 0};
+    int r = 0;
+
+    *server = (struct http_server){
+        .options = options, .base = base, .handler = handler, .ctx = ctx, .http = evhttp_new(base)};
+    if (!server->http)
+        r = error_set(err, ENOMEM, "no memory for the HTTP server");
+    if (r == 0 && *options->api_keys)
+        r = read_keys(server, options->api_keys, err);
+    if (r == 0) {
+        evhttp_set_allowed_methods(server->http, METHODS);
+        evhttp_set_max_body_size(server->http, (ssize_t)options->max_body);
+        evhttp_set_max_headers_size(server->http, (ssize_t)options->max_headers);
+        evhttp_set_default_content_type(server->http, NULL);
+        evhttp_set_timeout_tv(server->http, &limit);
+        evhttp_set_gencb(server->http, on_request, server);
+        r = listen_on(server, options->listen, err);
+    }
+    if (r < 0)
+        http_server_free(server);
+    else
+        *ret = server;
+    return r;
+}
+
+void http_server_free(struct http_server *server)
+{
+    if (!server)
+        return;
+    if (server->http)
+        evhttp_free(server->http);
+    for (size_t i = 0; i < server->n_keys; i++)
+        free(server->keys[i]);
+    free(server->keys);
+    free(server);
+}
+
+unsigned http_server_port(const struct http_server *server)
+{
+    return server->port;
+}
+
+unsigned http_server_active(const struct http_server *server)
+{
+    return server->active;
+}
+
+/* ---- what handlers ask ---- */
+
+const char *http_method(const struct http_request *request)
+{
+    switch (evhttp_request_get_command(request->ev)) {
+    case EVHTTP_REQ_GET:
+    case EVHTTP_REQ_HEAD:
+        return "GET";
+    default:
+        return "POST";
+    }
+}
+
+const char *http_path(const struct http_request *request)
+{
+    const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(request->ev));
+    return path ? path : "/";
+}
+
+const char *http_id(const struct http_request *request)
+{
+    return request->id;
+}
+
+uint64_t http_client(const struct http_request *request)
+{
+    return request->client;
+}
+
+uint64_t http_received_ns(const struct http_request *request)
+{
+    return request->received_ns;
+}
+
+char *http_take_body(struct http_request *request, size_t *ret_len)
+{
+    struct evbuffer *in = evhttp_request_get_input_buffer(request->ev);
+    size_t len = evbuffer_get_length(in);
+    char *body = mem_alloc(len + 1, 1);
+
+    if (!body)
+        return NULL;
+    int n = evbuffer_remove(in, body, len);
+    *ret_len = (size_t)MAX(n, 0);
+    return body;
+}
+
+void http_on_gone(struct http_request *request, void (*gone)(void *user), void *user)
+{
+    request->gone = gone;
+    request->user = user;
+}
+
+/* ---- replies ---- */
+
+void http_header(struct http_request *request, const char *name, const char *value)
+{
+    struct evkeyvalq *headers = evhttp_request_get_output_headers(request->ev);
+
+    evhttp_remove_header(headers, name);
+    evhttp_add_header(headers, name, value);
+}
+
+void http_reply(struct http_request *request, int status, const char *type, const void *body,
+                size_t len)
+{
+    struct evbuffer *out = evhttp_request_get_output_buffer(request->ev);
+    struct evhttp_request *ev = request->ev;
+
+    if (type)
+        http_header(request, "Content-Type", type);
+    if (len)
+        evbuffer_add(out, body, len);
+    detach(request);
+    request_free(request);
+    evhttp_send_reply(ev, status, NULL, NULL);
+}
+
+static const char *type_of(int status)
+{
+    switch (status) {
+    case 401:
+        return "authentication_error";
+    case 404:
+        return "not_found_error";
+    case 429:
+        return "rate_limit_error";
+    default:
+        return status < 500 ? "invalid_request_error" : "server_error";
+    }
+}
+
+void http_error_json(struct buffer *out, int status, const char *type, const char *code,
+                     const char *param, const char *text)
+{
+    js_raw(out, "{\"error\":{\"message\":");
+    js_cstring(out, text);
+    js_raw(out, ",\"type\":");
+    js_cstring(out, type ? type : type_of(status));
+    js_raw(out, ",\"param\":");
+    js_cstring(out, param);
+    js_raw(out, ",\"code\":");
+    if (code)
+        js_cstring(out, code);
+    else
+        js_printf(out, "%d", status);
+    js_raw(out, "}}");
+}
+
+void http_fail(struct http_request *request, int status, const char *type, const char *code,
+               const char *param, unsigned retry_s, const char *text)
+{
+    struct buffer out = {0};
+    char seconds[16];
+
+    log_debug("request refused", "request=%s status=%d error=\"%s\"", request->id, status, text);
+    if (retry_s) {
+        snprintf(seconds, sizeof seconds, "%u", retry_s);
+        http_header(request, "Retry-After", seconds);
+    }
+    if (status == 401)
+        http_header(request, "WWW-Authenticate", "Bearer");
+    http_error_json(&out, status, type, code, param, text);
+    http_reply(request, status, "application/json", out.data, out.len);
+    buffer_free(&out);
+}
+
+void http_stream_begin(struct http_request *request)
+{
+    http_header(request, "Content-Type", "text/event-stream; charset=utf-8");
+    http_header(request, "Cache-Control", "no-cache");
+    http_header(request, "X-Accel-Buffering", "no");
+    evhttp_send_reply_start(request->ev, 200, NULL);
+}
+
+bool http_stream_send(struct http_request *request, const void *data, size_t len)
+{
+    struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
+    struct bufferevent *bev = evhttp_connection_get_bufferevent(connection);
+    struct evbuffer *piece = evhttp_request_get_output_buffer(request->ev);
+
+    evbuffer_add(piece, data, len);
+    evhttp_send_reply_chunk(request->ev, piece);
+    return evbuffer_get_length(bufferevent_get_output(bev)) <=
+           request->server->options->reader_backlog;
+}
+
+void http_stream_end(struct http_request *request)
+{
+    struct evhttp_request *ev = request->ev;
+
+    detach(request);
+    request_free(request);
+    evhttp_send_reply_end(ev);
+}
+
+void http_abort(struct http_request *request)
+{
+    struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
+
+    detach(request);
+    request_free(request);
+    if (connection)
+        evhttp_connection_free(connection);
+}

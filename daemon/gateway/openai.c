@@ -1,0 +1,477 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/gateway/openai.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* The parser's state: the first failure stays. */
+struct parse {
+    struct api_request *r;
+    struct api_error *fail;
+    const char *name; /* of the field */
+    json_t *value;
+};
+
+static void bad(struct parse *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void bad(struct parse *p, const char *format, ...)
+{
+    char text[256];
+    va_list ap;
+
+    if (p->fail->status)
+        return;
+    va_start(ap, format);
+    vsnprintf(text, sizeof text, format, ap);
+    va_end(ap);
+    p->fail->status = 400;
+    snprintf(p->fail->param, sizeof p->fail->param, "%s", p->name);
+    error_set(&p->fail->err, EINVAL, "%s: %s", p->name, text);
+}
+
+static double number(struct parse *p, double min, double max)
+{
+    double v = json_number_value(p->value);
+
+    if (!json_is_number(p->value))
+        bad(p, "expected a number");
+    else if (!(v >= min && v <= max))
+        bad(p, "%g is not within %g to %g", v, min, max);
+    return v;
+}
+
+static int64_t integer(struct parse *p, int64_t min, int64_t max)
+{
+    json_int_t v = json_integer_value(p->value);
+
+    if (json_is_real(p->value) && json_real_value(p->value) == floor(json_real_value(p->value)) &&
+        fabs(json_real_value(p->value)) < 9e15)
+        v = (json_int_t)json_real_value(p->value);
+    else if (!json_is_integer(p->value)) {
+        bad(p, "expected an integer");
+        return min;
+    }
+    if (v < min || v > max) {
+        bad(p, "%lld is not within %lld to %lld", (long long)v, (long long)min, (long long)max);
+        return min;
+    }
+    return v;
+}
+
+static bool boolean(struct parse *p)
+{
+    if (!json_is_boolean(p->value))
+        bad(p, "expected true or false");
+    return json_is_true(p->value);
+}
+
+static const char *string(struct parse *p)
+{
+    if (!json_is_string(p->value))
+        bad(p, "expected a string");
+    return json_string_value(p->value);
+}
+
+/* An array of token ids into *ret, owned. */
+static void ids(struct parse *p, json_t *array, uint32_t **ret, size_t *ret_n)
+{
+    size_t n = json_array_size(array);
+
+    free(*ret);
+    *ret = mem_alloc(n + 1, sizeof **ret);
+    *ret_n = *ret ? n : 0;
+    if (!*ret)
+        bad(p, "no memory for %zu token ids", n);
+    for (size_t i = 0; i < *ret_n; i++) {
+        json_t *v = json_array_get(array, i);
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > INT32_MAX) {
+            bad(p, "element %zu is not a token id", i);
+            return;
+        }
+        (*ret)[i] = (uint32_t)json_integer_value(v);
+    }
+}
+
+/* ---- one function for each field that is more than a number ---- */
+
+static void prompt_text(struct parse *p, struct api_prompt *prompt, json_t *v)
+{
+    prompt->text = json_string_value(v);
+    prompt->len = json_string_length(v);
+}
+
+static bool alloc_prompts(struct parse *p, size_t n)
+{
+    p->r->prompts = mem_alloc(n + 1, sizeof *p->r->prompts);
+    p->r->n_prompts = p->r->prompts ? n : 0;
+    if (!p->r->prompts)
+        bad(p, "no memory for %zu prompts", n);
+    return p->r->prompts != NULL;
+}
+
+/* A string, strings, token ids, or lists of token ids. */
+static void f_prompt(struct parse *p)
+{
+    json_t *v = p->value, *first = json_array_get(v, 0);
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
+    bool one = !json_is_array(v) || json_is_integer(first);
+
+    if (json_is_array(v) && !n) {
+        bad(p, "the list is empty");
+        return;
+    }
+    if (!one && n > 1024) {
+        bad(p, "%zu prompts; at most 1024", n);
+        return;
+    }
+    if (!alloc_prompts(p, one ? 1 : n))
+        return;
+    for (size_t i = 0; i < p->r->n_prompts; i++) {
+        json_t *element = one ? v : json_array_get(v, i);
+        if (json_is_string(element))
+            prompt_text(p, &p->r->prompts[i], element);
+        else if (json_is_array(element) && json_array_size(element))
+            ids(p, element, &p->r->prompts[i].ids, &p->r->prompts[i].n_ids);
+        else
+            bad(p, "expected a string, strings, token ids or lists of token ids");
+    }
+}
+
+static void f_messages(struct parse *p)
+{
+    size_t i;
+    json_t *message;
+
+    if (!json_is_array(p->value) || !json_array_size(p->value)) {
+        bad(p, "expected a list of at least one message");
+        return;
+    }
+    json_array_foreach(p->value, i, message)
+    {
+        if (!json_is_object(message) || !json_is_string(json_object_get(message, "role")))
+            bad(p, "message %zu is not an object with a role", i);
+    }
+    p->r->messages = p->value;
+}
+
+static void f_stop(struct parse *p)
+{
+    size_t n = json_is_array(p->value) ? json_array_size(p->value) : 1;
+
+    if (n > API_STOPS_MAX)
+        bad(p, "%zu strings; at most %d", n, API_STOPS_MAX);
+    for (size_t i = 0; i < n && n <= API_STOPS_MAX; i++) {
+        json_t *v = json_is_array(p->value) ? json_array_get(p->value, i) : p->value;
+        if (!json_is_string(v))
+            bad(p, "expected a string or strings");
+        else if (!json_string_length(v))
+            bad(p, "an empty string would stop at once");
+        else {
+            p->r->stops[p->r->n_stops] = json_string_value(v);
+            p->r->stop_lens[p->r->n_stops++] = json_string_length(v);
+        }
+    }
+}
+
+static void f_stop_token_ids(struct parse *p)
+{
+    if (!json_is_array(p->value) || json_array_size(p->value) > 256)
+        bad(p, "expected a list of at most 256 token ids");
+    else
+        ids(p, p->value, &p->r->stop_ids, &p->r->n_stop_ids);
+}
+
+static void f_logit_bias(struct parse *p)
+{
+    Ember__V1__Sampling *s = &p->r->sampling;
+    size_t n = json_object_size(p->value);
+    const char *key;
+    json_t *v;
+
+    if (!json_is_object(p->value) || n > 1024) {
+        bad(p, "expected an object of at most 1024 tokens");
+        return;
+    }
+    s->bias_tokens = mem_alloc(n + 1, sizeof *s->bias_tokens);
+    s->bias_values = mem_alloc(n + 1, sizeof *s->bias_values);
+    if (!s->bias_tokens || !s->bias_values) {
+        bad(p, "no memory for %zu tokens", n);
+        return;
+    }
+    json_object_foreach(p->value, key, v)
+    {
+        char *end;
+        unsigned long token = strtoul(key, &end, 10);
+        double bias = json_number_value(v);
+        if (*key < '0' || *key > '9' || *end || token > INT32_MAX)
+            bad(p, "\"%.32s\" is not a token id", key);
+        else if (!json_is_number(v) || !(bias >= -100 && bias <= 100))
+            bad(p, "the bias of token %lu is not a number from -100 to 100", token);
+        s->bias_tokens[s->n_bias_tokens++] = (uint32_t)token;
+        s->bias_values[s->n_bias_values++] = (float)bias;
+    }
+}
+
+static void f_stream_options(struct parse *p)
+{
+    if (!json_is_object(p->value))
+        bad(p, "expected an object");
+    p->r->include_usage = json_is_true(json_object_get(p->value, "include_usage"));
+    p->r->continuous_usage = json_is_true(json_object_get(p->value, "continuous_usage_stats"));
+}
+
+/* A number of alternatives for completions, a switch for chats. */
+static void f_logprobs(struct parse *p)
+{
+    if (p->r->kind == API_COMPLETION && json_is_boolean(p->value))
+        p->r->logprobs = json_is_true(p->value) ? 0 : -1;
+    else if (p->r->kind == API_COMPLETION)
+        p->r->logprobs = (int)integer(p, 0, API_LOGPROBS_MAX);
+    else if (boolean(p))
+        p->r->logprobs = MAX(p->r->logprobs, 0);
+}
+
+static void f_top_logprobs(struct parse *p)
+{
+    if (!json_is_true(json_object_get(p->r->json, "logprobs")))
+        bad(p, "needs logprobs: true");
+    p->r->logprobs = (int)integer(p, 0, API_LOGPROBS_MAX);
+}
+
+static void f_prompt_logprobs(struct parse *p)
+{
+    p->r->prompt_logprobs = (int)integer(p, 0, API_LOGPROBS_MAX);
+}
+
+static void f_seed(struct parse *p)
+{
+    p->r->sampling.seed = (uint64_t)integer(p, INT64_MIN + 1, INT64_MAX);
+    p->r->seeded = true;
+}
+
+static void f_best_of(struct parse *p)
+{
+    json_t *n = json_object_get(p->r->json, "n");
+
+    if (integer(p, 1, API_N_MAX) != (json_is_integer(n) ? json_integer_value(n) : 1))
+        bad(p, "choosing the best of more than n is not supported");
+}
+
+static void f_response_format(struct parse *p)
+{
+    const char *type = json_string_value(json_object_get(p->value, "type"));
+
+    if (!type || strcmp(type, "text"))
+        bad(p, "only {\"type\": \"text\"} is supported");
+}
+
+static void f_suffix(struct parse *p)
+{
+    if (json_is_string(p->value) && json_string_length(p->value))
+        bad(p, "inserting before a suffix is not supported");
+}
+
+static void f_tool_choice(struct parse *p)
+{
+    const char *choice = json_string_value(p->value);
+
+    if (!choice || (strcmp(choice, "none") && strcmp(choice, "auto")))
+        bad(p, "only \"none\" and \"auto\" are supported");
+}
+
+static void f_tools(struct parse *p)
+{
+    if (!json_is_array(p->value))
+        bad(p, "expected a list");
+}
+
+static void f_object(struct parse *p)
+{
+    if (!json_is_object(p->value))
+        bad(p, "expected an object");
+}
+
+static void f_unsupported(struct parse *p)
+{
+    bad(p, "not supported");
+}
+
+static void f_truthy_unsupported(struct parse *p)
+{
+    if (!json_is_false(p->value))
+        bad(p, "not supported");
+}
+
+static void f_ignored(struct parse *p)
+{
+}
+
+/*
+ * X(field, kinds that take it, statement with `p`, the parse, and `r`, the request). A null counts
+ * as not there.
+ */
+#define C (1 << API_COMPLETION)
+#define H (1 << API_CHAT)
+#define T (1 << API_TOKENIZE)
+#define D (1 << API_DETOKENIZE)
+#define G (C | H)
+#define FIELDS(X)                                                                                  \
+    X(model, G | T | D, r->model = string(p))                                                      \
+    X(prompt, C | T, f_prompt(p))                                                                  \
+    X(messages, H | T, f_messages(p))                                                              \
+    X(tokens, D, f_prompt(p))                                                                      \
+    X(max_tokens, G, r->max_tokens = (uint32_t)integer(p, r->kind == API_CHAT, INT32_MAX))         \
+    X(max_completion_tokens, G, r->max_tokens = (uint32_t)integer(p, 1, INT32_MAX))                \
+    X(min_tokens, G, r->min_tokens = (uint32_t)integer(p, 0, INT32_MAX))                           \
+    X(n, G, r->n = (uint32_t)integer(p, 1, API_N_MAX))                                             \
+    X(best_of, G, f_best_of(p))                                                                    \
+    X(stream, G, r->stream = boolean(p))                                                           \
+    X(stream_options, G, f_stream_options(p))                                                      \
+    X(echo, G, r->echo = boolean(p))                                                               \
+    X(logprobs, G, f_logprobs(p))                                                                  \
+    X(top_logprobs, H, f_top_logprobs(p))                                                          \
+    X(prompt_logprobs, G, f_prompt_logprobs(p))                                                    \
+    X(stop, G, f_stop(p))                                                                          \
+    X(stop_token_ids, G, f_stop_token_ids(p))                                                      \
+    X(include_stop_str_in_output, G, r->include_stop = boolean(p))                                 \
+    X(ignore_eos, G, r->ignore_eos = boolean(p))                                                   \
+    X(skip_special_tokens, G | D, r->skip_special = boolean(p))                                    \
+    X(add_special_tokens, G | T, (r->add_special = boolean(p), r->add_special_set = true))         \
+    X(return_token_ids, G, r->return_ids = boolean(p))                                             \
+    X(return_token_strs, T, r->return_strings = boolean(p))                                        \
+    X(temperature, G,                                                                              \
+      (r->sampling.temperature = (float)number(p, 0, 100), r->set |= API_TEMPERATURE))             \
+    X(top_p, G, (r->sampling.top_p = (float)number(p, 1e-9, 1), r->set |= API_TOP_P))              \
+    X(top_k, G,                                                                                    \
+      (r->sampling.top_k = (uint32_t)MAX(integer(p, -1, INT32_MAX), 0), r->set |= API_TOP_K))      \
+    X(min_p, G, (r->sampling.min_p = (float)number(p, 0, 1), r->set |= API_MIN_P))                 \
+    X(seed, G, f_seed(p))                                                                          \
+    X(presence_penalty, G, r->sampling.presence_penalty = (float)number(p, -2, 2))                 \
+    X(frequency_penalty, G, r->sampling.frequency_penalty = (float)number(p, -2, 2))               \
+    X(repetition_penalty, G,                                                                       \
+      (r->sampling.repetition_penalty = (float)number(p, 1e-6, 1e6), r->set |= API_REPETITION))    \
+    X(logit_bias, G, f_logit_bias(p))                                                              \
+    X(priority, G, r->priority = (int32_t)integer(p, INT32_MIN, INT32_MAX))                        \
+    X(cache_salt, G, r->cache_salt = string(p))                                                    \
+    X(user, G, r->user = string(p))                                                                \
+    X(add_generation_prompt, H | T, r->add_generation_prompt = boolean(p))                         \
+    X(continue_final_message, H | T, r->continue_final = boolean(p))                               \
+    X(chat_template, H | T, r->template_name = string(p))                                          \
+    X(chat_template_kwargs, H | T, f_object(p))                                                    \
+    X(tools, H | T, f_tools(p))                                                                    \
+    X(documents, H, f_tools(p))                                                                    \
+    X(tool_choice, H, f_tool_choice(p))                                                            \
+    X(response_format, G, f_response_format(p))                                                    \
+    X(suffix, C, f_suffix(p))                                                                      \
+    X(use_beam_search, G, f_truthy_unsupported(p))                                                 \
+    X(structured_outputs, G, f_unsupported(p))                                                     \
+    X(guided_json, G, f_unsupported(p))                                                            \
+    X(guided_regex, G, f_unsupported(p))                                                           \
+    X(guided_choice, G, f_unsupported(p))                                                          \
+    X(guided_grammar, G, f_unsupported(p))                                                         \
+    X(logits_processors, G, f_unsupported(p))                                                      \
+    X(allowed_token_ids, G, f_unsupported(p))                                                      \
+    X(truncate_prompt_tokens, G, f_unsupported(p))                                                 \
+    X(prompt_embeds, G, f_unsupported(p))                                                          \
+    X(audio, H, f_unsupported(p))                                                                  \
+    X(spaces_between_special_tokens, G, f_ignored(p))                                              \
+    X(parallel_tool_calls, H, f_ignored(p))                                                        \
+    X(reasoning_effort, H, f_ignored(p))                                                           \
+    X(request_id, G, f_ignored(p))                                                                 \
+    X(service_tier, G, f_ignored(p))                                                               \
+    X(store, G, f_ignored(p))                                                                      \
+    X(metadata, G, f_ignored(p))
+
+static void one_field(struct parse *p)
+{
+    struct api_request *r = p->r;
+
+#define X(field, kinds, statement)                                                                 \
+    if ((kinds) >> r->kind & 1 && !strcmp(p->name, #field)) {                                      \
+        if (!json_is_null(p->value))                                                               \
+            (void)(statement);                                                                     \
+        return;                                                                                    \
+    }
+    FIELDS(X)
+#undef X
+    if (r->n_unknown < API_UNKNOWN_MAX)
+        r->unknown[r->n_unknown++] = p->name;
+}
+
+/* What no single field can know. */
+static void check_whole(struct parse *p)
+{
+    struct api_request *r = p->r;
+
+    p->name = r->kind == API_CHAT ? "messages" : r->kind == API_DETOKENIZE ? "tokens" : "prompt";
+    if (!r->messages && !r->n_prompts)
+        bad(p, "missing");
+    if (r->messages && !alloc_prompts(p, 1))
+        return;
+    if (r->kind == API_DETOKENIZE && r->n_prompts && !r->prompts[0].ids)
+        bad(p, "expected a list of token ids");
+    p->name = "min_tokens";
+    if (r->min_tokens > r->max_tokens)
+        bad(p, "%u is more than max_tokens, %u", r->min_tokens, r->max_tokens);
+    p->name = "stream_options";
+    if (!r->stream && (r->include_usage || r->continuous_usage))
+        bad(p, "only with stream: true");
+    p->name = "continue_final_message";
+    if (r->continue_final && r->add_generation_prompt &&
+        json_object_get(r->json, "add_generation_prompt"))
+        bad(p, "not together with add_generation_prompt");
+    if (r->continue_final)
+        r->add_generation_prompt = false;
+    p->name = "prompt_logprobs";
+    if (r->stream && r->prompt_logprobs >= 0)
+        bad(p, "not with stream: true");
+}
+
+int api_parse(enum api_kind kind, const char *body, size_t len, struct api_request *ret,
+              struct api_error *fail)
+{
+    struct parse p = {.r = ret, .fail = fail, .name = ""};
+    json_error_t e;
+
+    *ret = (struct api_request){.kind = kind,
+                                .n = 1,
+                                .max_tokens = kind == API_CHAT ? UINT32_MAX : 16,
+                                .logprobs = -1,
+                                .prompt_logprobs = -1,
+                                .skip_special = kind != API_DETOKENIZE,
+                                .add_special = kind != API_CHAT,
+                                .add_generation_prompt = true};
+    ember__v1__sampling__init(&ret->sampling);
+    ret->sampling.temperature = 1;
+    *fail = (struct api_error){0};
+    ret->json = json_loadb(body, len, JSON_REJECT_DUPLICATES, &e);
+    if (!ret->json || !json_is_object(ret->json)) {
+        fail->status = 400;
+        if (ret->json)
+            error_set(&fail->err, EINVAL, "the body is not a JSON object");
+        else
+            error_set(&fail->err, EINVAL, "the body is not JSON: line %d column %d: %s", e.line,
+                      e.column, e.text);
+    } else {
+        json_object_foreach(ret->json, p.name, p.value) one_field(&p);
+        check_whole(&p);
+    }
+    if (fail->status)
+        api_request_free(ret);
+    return fail->status ? -EINVAL : 0;
+}
+
+void api_request_free(struct api_request *r)
+{
+    for (size_t i = 0; i < r->n_prompts; i++) {
+        free(r->prompts[i].ids);
+        free(r->prompts[i].owned);
+    }
+    free(r->prompts);
+    free(r->stop_ids);
+    free(r->sampling.bias_tokens);
+    free(r->sampling.bias_values);
+    json_decref(r->json);
+    *r = (struct api_request){0};
+}

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Requests of OpenAI's API with the fields that vLLM's server adds: parsed, checked, in one form
+ * for completions and chats. Formats: https://platform.openai.com/docs/api-reference and vLLM's
+ * OpenAI-compatible server. Pure: runs on a worker.
+ */
+#ifndef EMBER_DAEMON_GATEWAY_OPENAI_H
+#define EMBER_DAEMON_GATEWAY_OPENAI_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/mem.h"
+#include "ember/v1/step.pb-c.h"
+
+#define API_N_MAX 128
+#define API_LOGPROBS_MAX 20
+#define API_STOPS_MAX 64
+#define API_UNKNOWN_MAX 8
+
+enum api_kind { API_COMPLETION, API_CHAT, API_TOKENIZE, API_DETOKENIZE };
+
+struct api_prompt {
+    const char *text; /* NULL: ids were given; in the request's JSON, or owned as `owned` */
+    size_t len;
+    char *owned;
+    uint32_t *ids;
+    size_t n_ids;
+};
+
+/* Which of the sampling's numbers the client has set; the others are the model's defaults. */
+enum { API_TEMPERATURE = 1, API_TOP_P = 2, API_TOP_K = 4, API_MIN_P = 8, API_REPETITION = 16 };
+
+struct api_request {
+    enum api_kind kind;
+    json_t *json; /* owned; what is borrowed below lives in it */
+    const char *model;
+    struct api_prompt *prompts;
+    size_t n_prompts;
+    json_t *messages; /* borrowed; of chats */
+    bool stream, include_usage, continuous_usage, echo;
+    bool add_special, add_special_set, skip_special, add_generation_prompt, continue_final;
+    bool ignore_eos, include_stop, return_ids, return_strings;
+    uint32_t n, max_tokens, min_tokens; /* max_tokens UINT32_MAX: what there is room for */
+    int logprobs, prompt_logprobs;      /* how many of the best; -1: none at all */
+    Ember__V1__Sampling sampling;       /* arrays owned */
+    unsigned set;                       /* API_TEMPERATURE | ... */
+    bool seeded;
+    const char *stops[API_STOPS_MAX];
+    size_t stop_lens[API_STOPS_MAX], n_stops;
+    uint32_t *stop_ids;
+    size_t n_stop_ids;
+    int32_t priority;
+    const char *cache_salt, *user, *template_name;
+    const char *unknown[API_UNKNOWN_MAX]; /* fields that mean nothing to us */
+    size_t n_unknown;
+};
+
+struct api_error {
+    int status;
+    char param[64]; /* the field's name, or empty */
+    const char *code;
+    struct error err;
+};
+
+/*
+ * Parses a body. 0, or -EINVAL and *fail. The request keeps nothing of `body`. Prompts of chats and
+ * texts are left to be tokenized. api_request_free is idempotent.
+ */
+int api_parse(enum api_kind kind, const char *body, size_t len, struct api_request *ret,
+              struct api_error *fail);
+void api_request_free(struct api_request *request);
+
+#endif

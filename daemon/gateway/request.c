@@ -1,0 +1,597 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The life of a request. Three may hold a job: its client (job->http), a worker (with_worker) and
+ * the scheduler (n_live parts). It is freed when none does.
+ */
+#include "daemon/gateway/request.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/digest.h"
+#include "base/log.h"
+
+/* ---- coming and going ---- */
+
+static void part_free(struct gw_part *part)
+{
+    struct buffer *all[] = {&part->prompt_lp, &part->echo_tokens, &part->echo_lp, &part->echo_top,
+                            &part->echo_offsets};
+
+    for (size_t i = 0; i < ARRAY_LEN(all); i++)
+        buffer_free(all[i]);
+}
+
+static void leave_model(struct gw_job *job)
+{
+    if (job->state == JOB_READING)
+        TAILQ_REMOVE(&job->model->waiting, job, waiting);
+    job->state = JOB_PARSING;
+}
+
+/* Frees the job unless somebody still holds it. */
+static void job_settle(struct gw_job *job)
+{
+    if (job->http || job->with_worker || job->n_live || job->held)
+        return;
+    if (job->state == JOB_READING)
+        leave_model(job);
+    for (uint32_t i = 0; i < job->n_choices; i++)
+        choice_free(&job->choices[i]);
+    for (size_t i = 0; job->parts && i < job->api.n_prompts; i++)
+        part_free(&job->parts[i]);
+    TAILQ_REMOVE(&job->gw->jobs, job, link);
+    job->gw->n_jobs--;
+    free(job->choices);
+    free(job->parts);
+    free(job->suppress);
+    free(job->body);
+    buffer_free(&job->head);
+    buffer_free(&job->out);
+    api_request_free(&job->api);
+    free(job);
+}
+
+void job_cancel(struct gw_job *job)
+{
+    uint64_t now = clock_ns();
+
+    gw_pump(job->gw);
+    job->held++;
+    for (size_t i = 0; job->n_live && i < job->api.n_prompts; i++)
+        if (job->parts[i].id)
+            sched_cancel(job->gw->sched, job->parts[i].id, now);
+    job->held--;
+    job_settle(job);
+}
+
+static void on_gone(void *user)
+{
+    struct gw_job *job = user;
+
+    log_debug("client gone", "request=%s", job->id);
+    job->http = NULL;
+    if (job->n_live)
+        job_cancel(job); /* the last part's end frees it */
+    else
+        job_settle(job);
+}
+
+void job_abort(struct gw_job *job)
+{
+    if (!job->http)
+        return;
+    log_warn("stream cut: its reader is too slow", "request=%s", job->id);
+    http_abort(TAKE(job->http));
+    job_cancel(job);
+}
+
+void job_fail(struct gw_job *job, int status, const char *code, const char *param, unsigned retry_s,
+              const char *text)
+{
+    if (job->fail.status)
+        return;
+    job->fail.status = status;
+    job->fail.code = code;
+    job->retry_s = retry_s;
+    snprintf(job->fail.param, sizeof job->fail.param, "%s", param ? param : "");
+    error_set(&job->fail.err, EINVAL, "%s", text);
+}
+
+/* Answers a job that the scheduler has no part of. */
+static void end_now(struct gw_job *job)
+{
+    if (job->state == JOB_READING)
+        leave_model(job);
+    respond_end(job);
+    job_settle(job);
+}
+
+/* ---- to the scheduler ---- */
+
+static int make_choices(struct gw_job *job)
+{
+    size_t parts = job->api.n_prompts, n = parts * job->api.n;
+
+    job->parts = mem_alloc(parts, sizeof *job->parts);
+    job->choices = mem_alloc(n, sizeof *job->choices);
+    if (!job->parts || !job->choices)
+        return -ENOMEM;
+    for (size_t i = 0; i < parts; i++)
+        job->parts[i] = (struct gw_part){.job = job, .index = (uint32_t)i};
+    for (size_t i = 0; i < n; i++) {
+        struct gw_part *part = &job->parts[i / job->api.n];
+        if (choice_init(&job->choices[i], part, (uint32_t)i) < 0)
+            return -ENOMEM;
+        job->n_choices++;
+    }
+    job->stops = (struct stop_set){job->api.stops, job->api.stop_lens, job->api.n_stops};
+    return 0;
+}
+
+/* min_tokens: what must not be sampled before. */
+static int list_stop_tokens(struct gw_job *job)
+{
+    const struct text *text = job->model->text;
+
+    if (!job->api.min_tokens)
+        return 0;
+    job->suppress = mem_alloc(text->n_eos + job->api.n_stop_ids + 1, sizeof *job->suppress);
+    if (!job->suppress)
+        return -ENOMEM;
+    for (uint32_t i = 0; i < text->n_eos; i++)
+        job->suppress[job->n_suppress++] = text->eos[i];
+    for (size_t i = 0; i < job->api.n_stop_ids; i++)
+        job->suppress[job->n_suppress++] = job->api.stop_ids[i];
+    return 0;
+}
+
+static int submit_part(struct gw_job *job, struct gw_part *part, uint32_t *ret_retry_s,
+                       struct error *err)
+{
+    const struct api_request *api = &job->api;
+    const struct api_prompt *prompt = &api->prompts[part->index];
+    uint64_t now = clock_ns();
+    struct sched_request request = {
+        .model = job->model->sched,
+        .client = http_client(job->http),
+        .priority = api->priority,
+        .prompt = prompt->ids,
+        .n_prompt = (uint32_t)prompt->n_ids,
+        .min_tokens = api->min_tokens,
+        .max_tokens = api->max_tokens,
+        .n = api->n,
+        .stop_ids = api->stop_ids,
+        .n_stop_ids = (uint32_t)api->n_stop_ids,
+        .ignore_eos = api->ignore_eos,
+        .prompt_logprobs = api->prompt_logprobs >= 0 || (api->echo && api->logprobs >= 0),
+        .cache_salt = api->cache_salt,
+        .cache_salt_len = api->cache_salt ? strlen(api->cache_salt) : 0,
+        .sampling = &api->sampling,
+        .deadline = now + job->gw->options.queue_timeout,
+        .user = part,
+    };
+
+    if (api->user) /* those who share a key or an address */
+        request.client ^= checksum_of(api->user, strlen(api->user));
+    return sched_submit(job->gw->sched, &request, now, &part->id, ret_retry_s, err);
+}
+
+static void refuse(struct gw_job *job, int r, uint32_t retry_s, const struct error *err)
+{
+    if (r == SCHED_FULL)
+        job_fail(job, 429, "queue_full", NULL, retry_s ? retry_s : 1,
+                 "The queue is full; try again later.");
+    else if (r == -E2BIG)
+        job_fail(job, 400, "context_length_exceeded", job->kind == API_CHAT ? "messages" : "prompt",
+                 0, error_text(err));
+    else
+        job_fail(job, r == -ENOMEM ? 503 : 400, NULL, NULL, 0, error_text(err));
+}
+
+static void submit(struct gw_job *job)
+{
+    struct error err = {0};
+    uint32_t retry_s = 0;
+    int r = make_choices(job);
+
+    if (r == 0)
+        r = list_stop_tokens(job);
+    job->state = JOB_RUNNING;
+    respond_init(job);
+    if (r < 0)
+        error_set(&err, ENOMEM, "no memory for the request");
+    for (size_t i = 0; i < job->api.n_prompts && r == 0; i++) {
+        r = submit_part(job, &job->parts[i], &retry_s, &err);
+        if (r == 0)
+            job->n_live++;
+        else
+            job->parts[i].id = 0;
+    }
+    job->gw->n_running += job->n_live;
+    if (r != 0) {
+        refuse(job, r, retry_s, &err);
+        if (!job->n_live)
+            end_now(job);
+        else
+            job_cancel(job);
+        return;
+    }
+    gw_pump(job->gw);
+}
+
+/* ---- tokenizing, on a worker ---- */
+
+static void run_prepare(struct work *work)
+{
+    struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
+
+    if (text_prepare(job->model->text, &job->api, &job->fail) < 0 && !job->fail.status)
+        job->fail.status = 400;
+}
+
+static void prepared(struct work *work)
+{
+    struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
+
+    job->with_worker = false;
+    if (!job->http) {
+        job_settle(job);
+    } else if (job->fail.status) {
+        end_now(job);
+    } else if (job->kind == API_TOKENIZE || job->kind == API_DETOKENIZE) {
+        respond_tokens(job);
+        job_settle(job);
+    } else if (job->gw->draining) {
+        job_fail(job, 503, "shutting_down", NULL, 1, "The server is shutting down.");
+        end_now(job);
+    } else {
+        submit(job);
+    }
+}
+
+static void prepare(struct gw_job *job)
+{
+    job->state = JOB_PREPARING;
+    job->with_worker = true;
+    job->work = (struct work){.run = run_prepare, .done = prepared};
+    work_submit(job->gw->work, &job->work);
+}
+
+void request_model_ready(struct gw_model *model, const struct error *err)
+{
+    struct gw_job *job;
+
+    while ((job = TAILQ_FIRST(&model->waiting))) {
+        leave_model(job);
+        if (!err) {
+            prepare(job);
+            continue;
+        }
+        job_fail(job, err->code == -ENOTSUP ? 501 : 503, "model_unavailable", "model", 0,
+                 error_text(err));
+        end_now(job);
+    }
+}
+
+/* ---- finding the model ---- */
+
+static void no_such_model(struct gw_job *job)
+{
+    char text[256];
+
+    if (job->api.model)
+        snprintf(text, sizeof text, "The model `%.128s` does not exist.", job->api.model);
+    else
+        snprintf(text, sizeof text, "No model is being served.");
+    job_fail(job, 404, "model_not_found", "model", 0, text);
+    end_now(job);
+}
+
+/* False: not known (yet). */
+static bool find_model(struct gw_job *job)
+{
+    job->model = fleet_find(job->gw, job->api.model);
+    if (!job->model)
+        return false;
+    if (job->model->state == GW_MODEL_READY) {
+        prepare(job);
+        return true;
+    }
+    job->state = JOB_READING;
+    TAILQ_INSERT_TAIL(&job->model->waiting, job, waiting);
+    fleet_read_model(job->model);
+    return true;
+}
+
+void request_models_listed(struct gw *gw, const char *error)
+{
+    struct gw_job *job, *next;
+
+    for (job = TAILQ_FIRST(&gw->jobs); job; job = next) {
+        next = TAILQ_NEXT(job, link);
+        if (job->state != JOB_FINDING || find_model(job))
+            continue;
+        if (!error) {
+            no_such_model(job);
+            continue;
+        }
+        job_fail(job, 503, "emberd_unavailable", NULL, 1, error);
+        end_now(job);
+    }
+}
+
+/* ---- parsing, on a worker ---- */
+
+static void run_parse(struct work *work)
+{
+    struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
+
+    api_parse(job->kind, job->body, job->body_len, &job->api, &job->fail);
+    free(TAKE(job->body));
+}
+
+/* One warning for each field's name, whoever sends it how often. */
+static void warn_unknown(const struct gw_job *job)
+{
+    static char seen[64][40];
+    static size_t n_seen;
+
+    for (size_t i = 0; i < job->api.n_unknown; i++) {
+        bool known = n_seen == ARRAY_LEN(seen);
+        for (size_t k = 0; k < n_seen && !known; k++)
+            known = !strncmp(seen[k], job->api.unknown[i], sizeof seen[k] - 1);
+        if (known)
+            continue;
+        snprintf(seen[n_seen++], sizeof seen[0], "%s", job->api.unknown[i]);
+        log_warn("unknown field ignored", "field=\"%.39s\" request=%s", job->api.unknown[i],
+                 job->id);
+    }
+}
+
+static void choose_seed(struct gw_job *job)
+{
+    uint64_t *seed = &job->api.sampling.seed;
+
+    if (!job->api.seeded && getrandom(seed, sizeof *seed, 0) != sizeof *seed)
+        abort(); /* cannot happen for 8 bytes once the host has booted */
+}
+
+static void parsed(struct work *work)
+{
+    struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
+
+    job->with_worker = false;
+    if (!job->http) {
+        job_settle(job);
+        return;
+    }
+    if (job->fail.status) {
+        end_now(job);
+        return;
+    }
+    warn_unknown(job);
+    choose_seed(job);
+    if (!find_model(job)) {
+        job->state = JOB_FINDING;
+        fleet_list(job->gw);
+    }
+}
+
+/* ---- what arrives ---- */
+
+static const struct route {
+    const char *path;
+    enum api_kind kind;
+} routes[] = {{"/v1/completions", API_COMPLETION},
+              {"/v1/chat/completions", API_CHAT},
+              {"/tokenize", API_TOKENIZE},
+              {"/detokenize", API_DETOKENIZE}};
+
+static void begin(struct gw *gw, struct http_request *http, enum api_kind kind)
+{
+    struct gw_job *job = x_alloc(sizeof *job);
+
+    *job = (struct gw_job){.gw = gw,
+                           .http = http,
+                           .kind = kind,
+                           .created = (long)time(NULL),
+                           .heartbeat_ns = http_received_ns(http),
+                           .with_worker = true,
+                           .work = {.run = run_parse, .done = parsed}};
+    snprintf(job->id, sizeof job->id, "%s-%s", kind == API_CHAT ? "chatcmpl" : "cmpl",
+             http_id(http));
+    job->body = http_take_body(http, &job->body_len);
+    TAILQ_INSERT_TAIL(&gw->jobs, job, link);
+    gw->n_jobs++;
+    http_on_gone(http, on_gone, job);
+    if (!job->body) {
+        job->with_worker = false;
+        job_fail(job, 503, NULL, NULL, 1, "No memory for the request.");
+        end_now(job);
+        return;
+    }
+    work_submit(gw->work, &job->work);
+}
+
+void request_handle(void *ctx, struct http_request *http)
+{
+    struct gw *gw = ctx;
+    const char *path = http_path(http);
+
+    for (size_t i = 0; i < ARRAY_LEN(routes); i++) {
+        if (strcmp(path, routes[i].path))
+            continue;
+        if (strcmp(http_method(http), "POST"))
+            http_fail(http, 405, NULL, NULL, NULL, 0, "Method Not Allowed: use POST.");
+        else if (gw->draining)
+            http_fail(http, 503, NULL, "shutting_down", NULL, 1, "The server is shutting down.");
+        else
+            begin(gw, http, routes[i].kind);
+        return;
+    }
+    if (!admin_handle(gw, http))
+        http_fail(http, 404, NULL, NULL, NULL, 0, "Not Found");
+}
+
+/* ---- what the scheduler says ---- */
+
+static void first_token(struct choice *choice, uint64_t now)
+{
+    struct gw_job *job = choice->part->job;
+    struct model_metrics *m = &job->model->metrics;
+
+    choice->first_ns = now;
+    if (job->any_token || !job->http)
+        return;
+    job->any_token = true;
+    METRICS_OBSERVE(&m->ttft, latency, (double)(now - http_received_ns(job->http)) / 1e9);
+    if (choice->part->first_step_ns)
+        METRICS_OBSERVE(&m->prefill, latency, (double)(now - choice->part->first_step_ns) / 1e9);
+}
+
+static void on_token(struct gw_part *part, const struct sched_event *event)
+{
+    struct gw_job *job = part->job;
+    struct choice *choice = &job->choices[part->index * job->api.n + event->choice];
+    uint64_t now = clock_ns();
+
+    if (choice->first_ns)
+        METRICS_OBSERVE(&job->model->metrics.itl, token, (double)(now - choice->last_ns) / 1e9);
+    else
+        first_token(choice, now);
+    choice->last_ns = now;
+    job->model->metrics.generated_tokens++;
+    if (!job->http || job->fail.status)
+        return;
+    if (choice_token(choice, event)) {
+        sched_stop(job->gw->sched, part->id, event->choice, now);
+        return;
+    }
+    if (job->api.stream && !respond_chunk(job, choice, false))
+        job_abort(job);
+}
+
+static void count_end(const struct gw_job *job, const struct choice *choice,
+                      const struct sched_event *event)
+{
+    static const int index[] = {[SCHED_STOP] = 0,
+                                [SCHED_LENGTH] = 1,
+                                [SCHED_CANCELLED] = 2,
+                                [SCHED_TIMEOUT] = 3,
+                                [SCHED_ERROR] = 3};
+    struct model_metrics *m = &job->model->metrics;
+
+    m->finished[index[event->reason]]++;
+    METRICS_OBSERVE(&m->output_len, length, event->n_generated);
+    if (choice->first_ns)
+        METRICS_OBSERVE(&m->decode, latency, (double)(choice->last_ns - choice->first_ns) / 1e9);
+}
+
+static void on_finished(struct gw_part *part, const struct sched_event *event)
+{
+    struct gw_job *job = part->job;
+    struct choice *choice = &job->choices[part->index * job->api.n + event->choice];
+
+    part->n_prompt = event->n_prompt;
+    part->n_cached = MAX(part->n_cached, event->n_cached);
+    count_end(job, choice, event);
+    if (event->reason == SCHED_ERROR || event->reason == SCHED_TIMEOUT) {
+        bool late = event->reason == SCHED_TIMEOUT;
+        job_fail(job, late ? 503 : 500, late ? "timeout" : NULL, NULL, late ? 1 : 0,
+                 event->text ? event->text : sched_reason_text(event->reason));
+        job_cancel(job);
+        return;
+    }
+    if (event->reason == SCHED_CANCELLED)
+        return;
+    choice_finish(choice, event);
+    if (job->http && !job->fail.status && job->api.stream && !respond_chunk(job, choice, true))
+        job_abort(job);
+}
+
+static void on_part_done(struct gw_part *part)
+{
+    struct gw_job *job = part->job;
+
+    part->id = 0;
+    job->n_live--;
+    job->gw->n_running--;
+    METRICS_OBSERVE(&job->model->metrics.prompt_len, length, part->n_prompt);
+    if (job->n_live)
+        return;
+    if (job->http)
+        METRICS_OBSERVE(&job->model->metrics.e2e, latency,
+                        (double)(clock_ns() - http_received_ns(job->http)) / 1e9);
+    respond_end(job);
+    job_settle(job);
+}
+
+void request_event(void *context, const struct sched_event *event)
+{
+    struct gw_part *part = event->user;
+
+    switch (event->kind) {
+    case SCHED_TOKEN:
+        on_token(part, event);
+        break;
+    case SCHED_PROMPT:
+        part->job->model->metrics.prompt_tokens += event->count;
+        if (part->job->api.prompt_logprobs >= 0 ||
+            (part->job->api.echo && part->job->api.logprobs >= 0))
+            part_prompt(part, event);
+        break;
+    case SCHED_FINISHED:
+        on_finished(part, event);
+        break;
+    case SCHED_DONE:
+        on_part_done(part);
+        break;
+    case SCHED_STALLED:
+        fleet_stalled(event->user);
+        break;
+    }
+}
+
+void request_first_step(void *user)
+{
+    struct gw_part *part = user;
+
+    if (part->first_step_ns || !part->job->http)
+        return;
+    part->first_step_ns = clock_ns();
+    METRICS_OBSERVE(&part->job->model->metrics.queue, latency,
+                    (double)(part->first_step_ns - http_received_ns(part->job->http)) / 1e9);
+}
+
+/* ---- all at once ---- */
+
+void request_fail_all(struct gw_model *model, int status, unsigned retry_s, const char *text)
+{
+    struct gw_job *job, *next;
+
+    for (job = TAILQ_FIRST(&model->gw->jobs); job; job = next) {
+        next = TAILQ_NEXT(job, link);
+        if (job->model != model || !job->n_live)
+            continue;
+        job_fail(job, status, "model_unavailable", NULL, retry_s, text);
+        job_cancel(job);
+    }
+}
+
+void request_heartbeats(struct gw *gw)
+{
+    struct gw_job *job, *next;
+    uint64_t now = clock_ns();
+
+    for (job = TAILQ_FIRST(&gw->jobs); job; job = next) {
+        next = TAILQ_NEXT(job, link);
+        if (job->http && job->api.stream && job->n_live && !job->any_token &&
+            now - job->heartbeat_ns >= gw->options.heartbeat && !respond_heartbeat(job))
+            job_abort(job);
+    }
+}

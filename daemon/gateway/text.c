@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "daemon/gateway/text.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/fd.h"
+#include "model/template/template.h"
+
+#define JSON_FILE_MAX (16u << 20)
+
+/* ---- loading ---- */
+
+/* An object from DIR/NAME, or NULL when there is none that can be read. */
+static json_t *read_json(const char *dir, const char *name)
+{
+    _cleanup_free_ char *path = x_printf("%s/%s", dir, name), *data = NULL;
+    size_t len;
+
+    if (fd_read_file(path, JSON_FILE_MAX, &data, &len, NULL) < 0)
+        return NULL;
+    return json_loadb(data, len, 0, NULL);
+}
+
+static void add_eos(struct text *text, json_t *v)
+{
+    size_t n = json_is_array(v) ? json_array_size(v) : 1;
+
+    for (size_t i = 0; i < n; i++) {
+        json_t *id = json_is_array(v) ? json_array_get(v, i) : v;
+        bool known = !json_is_integer(id) || json_integer_value(id) < 0 ||
+                     json_integer_value(id) > INT32_MAX || text->n_eos == TEXT_EOS_MAX;
+        for (uint32_t k = 0; k < text->n_eos && !known; k++)
+            known = text->eos[k] == json_integer_value(id);
+        if (!known)
+            text->eos[text->n_eos++] = (uint32_t)json_integer_value(id);
+    }
+}
+
+static void read_config(struct text *text, const char *dir)
+{
+    json_t *root = read_json(dir, "config.json");
+    json_t *inner = json_object_get(root, "text_config");
+    json_t *model = json_is_object(inner) ? inner : root;
+    json_int_t positions = json_integer_value(json_object_get(model, "max_position_embeddings"));
+
+    if (positions > 0 && positions <= UINT32_MAX)
+        text->max_positions = (uint32_t)positions;
+    add_eos(text, json_object_get(model, "eos_token_id"));
+    add_eos(text, json_object_get(root, "eos_token_id"));
+    json_decref(root);
+}
+
+static void read_defaults(struct text *text, const char *dir)
+{
+    json_t *root = read_json(dir, "generation_config.json");
+    const struct {
+        const char *name;
+        float *to;
+        unsigned bit;
+    } rows[] = {{"temperature", &text->defaults.temperature, API_TEMPERATURE},
+                {"top_p", &text->defaults.top_p, API_TOP_P},
+                {"min_p", &text->defaults.min_p, API_MIN_P},
+                {"repetition_penalty", &text->defaults.repetition_penalty, API_REPETITION}};
+
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        json_t *v = json_object_get(root, rows[i].name);
+        double x = json_number_value(v);
+        if (!json_is_number(v) || !(x >= 0 && x <= 100))
+            continue;
+        *rows[i].to = (float)x;
+        text->defaults.set |= rows[i].bit;
+    }
+    json_int_t k = json_integer_value(json_object_get(root, "top_k"));
+    if (k > 0 && k <= INT32_MAX) {
+        text->defaults.top_k = (uint32_t)k;
+        text->defaults.set |= API_TOP_K;
+    }
+    add_eos(text, json_object_get(root, "eos_token_id"));
+    json_decref(root);
+}
+
+int text_load(const char *dir, struct text **ret, struct error *err)
+{
+    struct text *text = x_alloc(sizeof *text);
+    int r = tokenizer_load(dir, &text->tokenizer, err);
+
+    if (r < 0) {
+        text_free(text);
+        return r;
+    }
+    text->vocab_size = tokenizer_vocab_size(text->tokenizer);
+    read_config(text, dir);
+    read_defaults(text, dir);
+    template_from_checkpoint(dir, &text->chat, &text->chat_error);
+    *ret = text;
+    return 0;
+}
+
+void text_free(struct text *text)
+{
+    if (!text)
+        return;
+    tokenizer_free(text->tokenizer);
+    chat_template_free(text->chat);
+    free(text);
+}
+
+/* ---- preparing a request ---- */
+
+static int fail_with(struct api_error *fail, const char *param, const struct error *err)
+{
+    fail->status = err->code == -ENOMEM ? 503 : 400;
+    snprintf(fail->param, sizeof fail->param, "%s", param);
+    fail->err = *err;
+    return -EINVAL;
+}
+
+/* Parts of type text become one string, which is what text models' templates expect. */
+static int join_parts(json_t *message, struct error *err)
+{
+    json_t *parts = json_object_get(message, "content"), *part;
+    struct buffer text = {0};
+    size_t i;
+    int r = 0;
+
+    if (!json_is_array(parts))
+        return 0;
+    json_array_foreach(parts, i, part)
+    {
+        json_t *t = json_object_get(part, "text");
+        if (json_is_string(part))
+            t = part;
+        if (!json_is_string(t))
+            r = error_set(err, EINVAL, "only text parts are supported in a message's content");
+        else if (r == 0 && ((i && buffer_append(&text, "\n", 1) < 0) ||
+                            buffer_append(&text, json_string_value(t), json_string_length(t)) < 0))
+            r = error_set(err, ENOMEM, "no memory for a message");
+    }
+    if (r == 0)
+        json_object_set_new(message, "content", json_stringn(text.data ? text.data : "", text.len));
+    buffer_free(&text);
+    return r;
+}
+
+/* Arguments of tool calls travel as JSON text; templates walk them as objects. */
+static void open_arguments(json_t *message)
+{
+    json_t *call;
+    size_t i;
+
+    json_array_foreach(json_object_get(message, "tool_calls"), i, call)
+    {
+        json_t *function = json_object_get(call, "function");
+        const char *text = json_string_value(json_object_get(function, "arguments"));
+        json_t *arguments = text ? json_loads(text, 0, NULL) : NULL;
+        if (arguments)
+            json_object_set_new(function, "arguments", arguments);
+    }
+}
+
+/* The template's variables: the request's fields and chat_template_kwargs. */
+static json_t *template_context(const struct api_request *request)
+{
+    static const char *const fields[] = {"messages", "tools", "documents"};
+    json_t *context = json_object(), *v;
+    const char *key;
+
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
+        v = json_object_get(request->json, fields[i]);
+        if (v && !json_is_null(v))
+            json_object_set(context, fields[i], v);
+    }
+    json_object_set_new(context, "add_generation_prompt",
+                        json_boolean(request->add_generation_prompt));
+    json_object_foreach(json_object_get(request->json, "chat_template_kwargs"), key, v)
+        json_object_set(context, key, v);
+    return context;
+}
+
+/* continue_final_message: what the template put behind the last message's text goes. */
+static int cut_behind_last(const struct api_request *request, struct buffer *out, struct error *err)
+{
+    json_t *last = json_array_get(request->messages, json_array_size(request->messages) - 1);
+    const char *content = json_string_value(json_object_get(last, "content"));
+    size_t n = content ? strlen(content) : 0;
+    char *found = NULL;
+
+    while (n && strchr(" \t\r\n", content[n - 1])) /* most templates trim */
+        n--;
+    for (char *p = out->data;
+         n && p && (p = memmem(p, out->len - (size_t)(p - out->data), content, n)); p++)
+        found = p;
+    if (!found)
+        return error_set(err, EINVAL,
+                         "continue_final_message: the template does not keep the last message");
+    out->len = (size_t)(found - out->data) + n;
+    return 0;
+}
+
+static int render(const struct text *text, struct api_request *request, struct buffer *out,
+                  struct api_error *fail)
+{
+    struct error err = {0};
+    json_t *message;
+    size_t i;
+    int r = 0;
+
+    if (!text->chat) {
+        error_set(&err, ENOTSUP, "this model cannot chat: %s", error_text(&text->chat_error));
+        return fail_with(fail, "messages", &err);
+    }
+    json_array_foreach(request->messages, i, message)
+    {
+        if (r == 0)
+            r = join_parts(message, &err);
+        open_arguments(message);
+    }
+    json_t *context = r == 0 ? template_context(request) : NULL;
+    if (r == 0)
+        r = chat_template_render(text->chat, request->template_name, context, NULL, out, NULL,
+                                 &err);
+    if (r == 0 && request->continue_final)
+        r = cut_behind_last(request, out, &err);
+    json_decref(context);
+    return r < 0 ? fail_with(fail, "messages", &err) : 0;
+}
+
+static int check_ids(const struct text *text, const struct api_prompt *prompt,
+                     struct api_error *fail)
+{
+    struct error err = {0};
+
+    if (!prompt->n_ids) {
+        error_set(&err, EINVAL, "the prompt has no tokens");
+        return fail_with(fail, "prompt", &err);
+    }
+    for (size_t i = 0; i < prompt->n_ids; i++) {
+        if (prompt->ids[i] < text->vocab_size)
+            continue;
+        error_set(&err, EINVAL, "token id %u is out of vocabulary (%u)", prompt->ids[i],
+                  text->vocab_size);
+        return fail_with(fail, "prompt", &err);
+    }
+    return 0;
+}
+
+static int prepare_prompt(const struct text *text, struct api_request *request,
+                          struct api_prompt *prompt, struct api_error *fail)
+{
+    struct error err = {0};
+
+    if (!prompt->text && !prompt->ids) {
+        struct buffer out = {0};
+        int r = render(text, request, &out, fail);
+        if (r < 0) {
+            buffer_free(&out);
+            return r;
+        }
+        prompt->owned = out.data;
+        prompt->text = out.data ? out.data : "";
+        prompt->len = out.len;
+    }
+    if (!prompt->ids &&
+        tokenizer_encode(text->tokenizer, prompt->text, prompt->len, request->add_special,
+                         &prompt->ids, &prompt->n_ids, &err) < 0)
+        return fail_with(fail, request->messages ? "messages" : "prompt", &err);
+    if (request->kind == API_TOKENIZE)
+        return 0;
+    return check_ids(text, prompt, fail);
+}
+
+static void apply_defaults(const struct text *text, struct api_request *request)
+{
+    Ember__V1__Sampling *s = &request->sampling;
+    unsigned use = text->defaults.set & ~request->set;
+
+    if (use & API_TEMPERATURE)
+        s->temperature = text->defaults.temperature;
+    if (use & API_TOP_P)
+        s->top_p = text->defaults.top_p;
+    if (use & API_TOP_K)
+        s->top_k = text->defaults.top_k;
+    if (use & API_MIN_P)
+        s->min_p = text->defaults.min_p;
+    if (use & API_REPETITION)
+        s->repetition_penalty = text->defaults.repetition_penalty;
+    if (s->temperature < 1e-5f) /* below it, logits divided by it overflow: greedy */
+        s->temperature = 0;
+    if (request->logprobs >= 0) {
+        s->logprobs = (uint32_t)request->logprobs;
+        s->sampled_logprob = true;
+    }
+    if (request->prompt_logprobs >= 0)
+        s->logprobs = MAX(s->logprobs, (uint32_t)request->prompt_logprobs);
+}
+
+/* Ids that the model does not have cannot be biased or stopped at. */
+static int check_sampling(const struct text *text, const struct api_request *request,
+                          struct api_error *fail)
+{
+    struct error err = {0};
+
+    for (size_t i = 0; i < request->sampling.n_bias_tokens; i++) {
+        if (request->sampling.bias_tokens[i] < text->vocab_size)
+            continue;
+        error_set(&err, EINVAL, "token id %u is out of vocabulary (%u)",
+                  request->sampling.bias_tokens[i], text->vocab_size);
+        return fail_with(fail, "logit_bias", &err);
+    }
+    return 0;
+}
+
+int text_prepare(const struct text *text, struct api_request *request, struct api_error *fail)
+{
+    int r = 0;
+
+    *fail = (struct api_error){0};
+    for (size_t i = 0; i < request->n_prompts && r == 0; i++)
+        r = prepare_prompt(text, request, &request->prompts[i], fail);
+    if (r < 0 || request->kind == API_TOKENIZE || request->kind == API_DETOKENIZE)
+        return r;
+    r = check_sampling(text, request, fail);
+    apply_defaults(text, request);
+    return r;
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What a checkpoint's folder says about text: tokenizer, chat template, ends of sequence, defaults
+ * of sampling. Immutable once loaded; all functions may run on workers.
+ */
+#ifndef EMBER_DAEMON_GATEWAY_TEXT_H
+#define EMBER_DAEMON_GATEWAY_TEXT_H
+
+#include "daemon/gateway/openai.h"
+#include "model/tokenizer/tokenizer.h"
+
+#define TEXT_EOS_MAX 16
+
+struct text {
+    struct tokenizer *tokenizer;
+    struct chat_template *chat; /* NULL: chat_error says why */
+    struct error chat_error;
+    uint32_t eos[TEXT_EOS_MAX], n_eos;
+    uint32_t max_positions, vocab_size;
+    struct {
+        float temperature, top_p, min_p, repetition_penalty;
+        uint32_t top_k;
+        unsigned set; /* API_TEMPERATURE | ... */
+    } defaults;       /* of generation_config.json */
+};
+
+int text_load(const char *dir, struct text **ret, struct error *err);
+void text_free(struct text *text);
+
+/*
+ * Makes token ids of every prompt (chats are rendered first) and puts the model's defaults where
+ * the client left a number out. -EINVAL and *fail.
+ */
+int text_prepare(const struct text *text, struct api_request *request, struct api_error *fail);
+
+#endif
