@@ -509,6 +509,7 @@ const struct builtin *find_in(const struct builtin *table, const struct str *nam
  * Puts the arguments where `names` (separated by spaces) says: out[i], MISSING when not given.
  * Fewer than `required`, too many or unknown ones fail.
  */
+#define bind args_bind /* not the name of a system call: a program would call ours instead */
 void bind(struct run *r, struct args *a, const char *names, size_t required, struct value *out);
 int64_t need_int(struct run *r, struct value v);
 struct str *need_str(struct run *r, struct value v);
