@@ -5,7 +5,9 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <unistd.h>
@@ -76,6 +78,20 @@ static bool read_int(const char *text, int64_t *ret)
     return true;
 }
 
+/* strtod reads more than people should write: blanks, hexadecimals, "inf", "nan". */
+static bool read_real(const char *text, double *ret)
+{
+    char *end;
+
+    if (text[strspn(text, "+-.eE0123456789")])
+        return false;
+    double value = strtod(text, &end);
+    if (end == text || *end || !isfinite(value))
+        return false;
+    *ret = value;
+    return true;
+}
+
 static int parse_bool(const char *text, bool *ret, struct error *err)
 {
     static const char *const yes[] = {"yes", "true", "on", "1"}, *const no[] = {"no", "false",
@@ -140,6 +156,8 @@ static int compare(enum value_type type, const union value *a, const union value
 {
     if (type == VALUE_INT)
         return (a->i > b->i) - (a->i < b->i);
+    if (type == VALUE_REAL)
+        return (a->r > b->r) - (a->r < b->r);
     return (a->u > b->u) - (a->u < b->u);
 }
 
@@ -148,6 +166,8 @@ static int parse_number(enum value_type type, const char *text, union value *ret
     switch (type) {
     case VALUE_INT:
         return read_int(text, &ret->i) ? 0 : bad(err, text, "a number", "write a decimal number");
+    case VALUE_REAL:
+        return read_real(text, &ret->r) ? 0 : bad(err, text, "a number", "write 0.7, 1 or 1e-3");
     case VALUE_BYTES:
         return read_scaled(text, byte_units, ARRAY_LEN(byte_units), &ret->u)
                    ? 0
@@ -186,6 +206,7 @@ int value_parse(enum value_type type, const char *limits, const char *text, unio
         r = parse_bool(text, &v.b, err);
         break;
     case VALUE_INT:
+    case VALUE_REAL:
     case VALUE_BYTES:
     case VALUE_DURATION:
         r = parse_number(type, text, &v, err);
@@ -231,6 +252,19 @@ static void print_scaled(const struct unit *units, size_t n, uint64_t value, str
     buffer_printf(out, "%" PRIu64 "%s", value / units[i].factor, value ? units[i].suffix : "");
 }
 
+/* The fewest digits that read back as the same number. */
+static void print_real(double value, struct buffer *out)
+{
+    char text[32];
+
+    for (int digits = 6; digits <= 17; digits++) {
+        snprintf(text, sizeof text, "%.*g", digits, value);
+        if (strtod(text, NULL) == value)
+            break;
+    }
+    buffer_printf(out, "%s", text);
+}
+
 /* Percent signs are doubled, so that what is printed reads back as itself. */
 static void print_path(const char *path, struct buffer *out)
 {
@@ -246,6 +280,9 @@ void value_print(enum value_type type, const char *limits, const union value *v,
         break;
     case VALUE_INT:
         buffer_printf(out, "%" PRId64, v->i);
+        break;
+    case VALUE_REAL:
+        print_real(v->r, out);
         break;
     case VALUE_BYTES:
         print_scaled(byte_units, 5, v->u, out); /* the canonical spellings come first */

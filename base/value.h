@@ -18,6 +18,7 @@
 #define VALUE_TYPES(X)                                                                             \
     X(BOOL, bool, "yes|no")       /* yes no true false on off 1 0 */                               \
     X(INT, int64_t, "N")          /* decimal, within the range if there is one */                  \
+    X(REAL, double, "X")          /* 0.7, 1e-3; finite, a point as the decimal sign */             \
     X(BYTES, uint64_t, "BYTES")   /* 1048576, 1024KiB, 1MiB (K, M, G, T alone mean the same) */    \
     X(DURATION, uint64_t, "TIME") /* nanoseconds, written 250ms, 30s, 5m, 1h, or 0 */              \
     X(STRING, char *, "TEXT")                                                                      \
@@ -33,6 +34,7 @@ enum value_type {
 /* Members' types for structs made from an X-macro: VALUE_CTYPE_BYTES is uint64_t, ... */
 typedef bool VALUE_CTYPE_BOOL;
 typedef int64_t VALUE_CTYPE_INT;
+typedef double VALUE_CTYPE_REAL;
 typedef uint64_t VALUE_CTYPE_BYTES;
 typedef uint64_t VALUE_CTYPE_DURATION;
 typedef char *VALUE_CTYPE_STRING;
@@ -43,6 +45,7 @@ typedef int VALUE_CTYPE_ENUM;
 union value {
     VALUE_CTYPE_BOOL b;
     VALUE_CTYPE_INT i;
+    VALUE_CTYPE_REAL r;
     uint64_t u;  /* BYTES, DURATION */
     char *s;     /* STRING, PATH: owned */
     char **list; /* PATHS: owned */
@@ -51,8 +54,8 @@ union value {
 
 /*
  * `limits`: "a|b|c" for ENUM; "min..max" (either side may be missing, written as the value is
- * written) for INT, BYTES and DURATION; NULL or "" otherwise. Returns 0 or -EINVAL with a text such
- * as `"3x" is not a time: write 250ms, 30s, 5m or 1h`. The caller owns *ret (value_free).
+ * written) for INT, REAL, BYTES and DURATION; NULL or "" otherwise. Returns 0 or -EINVAL with a
+ * text such as `"3x" is not a time: write 250ms, 30s, 5m or 1h`. The caller owns *ret (value_free).
  */
 int value_parse(enum value_type type, const char *limits, const char *text, union value *ret,
                 struct error *err);

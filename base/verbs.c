@@ -454,6 +454,12 @@ int64_t verb_int(const struct verb_call *call, const char *name)
     return v ? v->value.i : 0;
 }
 
+double verb_real(const struct verb_call *call, const char *name)
+{
+    const struct verb_value *v = get(call, name, TYPE(REAL));
+    return v ? v->value.r : 0;
+}
+
 uint64_t verb_bytes(const struct verb_call *call, const char *name)
 {
     const struct verb_value *v = get(call, name, TYPE(BYTES));

@@ -101,6 +101,7 @@ DEFINE_CLEANUP(struct verb_call *, verb_call_free)
 bool verb_given(const struct verb_call *call, const char *name);
 bool verb_flag(const struct verb_call *call, const char *name);
 int64_t verb_int(const struct verb_call *call, const char *name);
+double verb_real(const struct verb_call *call, const char *name);
 uint64_t verb_bytes(const struct verb_call *call, const char *name);
 uint64_t verb_duration(const struct verb_call *call, const char *name);  /* nanoseconds */
 const char *verb_string(const struct verb_call *call, const char *name); /* STRING, PATH */

@@ -164,10 +164,9 @@ static void print_summary(const struct verb_call *call, json_t *s)
 static struct generation_options options_of(const struct verb_call *call)
 {
     return (struct generation_options){.model = verb_string(call, "model"),
-                                       .temperature =
-                                           strtof(verb_string(call, "temperature"), NULL),
-                                       .top_p = strtof(verb_string(call, "top-p"), NULL),
-                                       .min_p = strtof(verb_string(call, "min-p"), NULL),
+                                       .temperature = (float)verb_real(call, "temperature"),
+                                       .top_p = (float)verb_real(call, "top-p"),
+                                       .min_p = (float)verb_real(call, "min-p"),
                                        .top_k = (uint32_t)verb_int(call, "top-k"),
                                        .seed = (uint64_t)verb_int(call, "seed"),
                                        .max_tokens = (uint32_t)verb_int(call, "max-tokens"),

@@ -88,7 +88,7 @@ int run_verify(const struct verb_call *call)
                                      .isa = verb_string(call, "isa"),
                                      .threads = (uint32_t)verb_int(call, "threads"),
                                      .compile = verb_flag(call, "compile"),
-                                     .tolerance = strtod(verb_string(call, "tolerance"), NULL)};
+                                     .tolerance = verb_real(call, "tolerance")};
     json_t *list = cli_json(call) ? json_array() : NULL;
     int failed = 0;
 

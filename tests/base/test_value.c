@@ -50,6 +50,26 @@ static void test_numbers(void **state)
     assert_reads(VALUE_INT, "..9", "-5", (uint64_t)-5);
 }
 
+static void test_reals(void **state)
+{
+    static const struct {
+        const char *text;
+        double want;
+    } good[] = {{"0", 0}, {"0.7", 0.7}, {"-2", -2}, {"1e-3", 1e-3}, {".5", .5}, {"+1.", 1}};
+    static const char *const wrong[] = {"",    "warm",  "1,5",   "0.7 ", " 1", "nan",
+                                        "inf", "0x1p3", "1e999", "--1",  "1e", "."};
+
+    for (size_t i = 0; i < ARRAY_LEN(good); i++) {
+        union value v = {0};
+        assert_int_equal(value_parse(VALUE_REAL, NULL, good[i].text, &v, NULL), 0);
+        assert_true(v.r == good[i].want);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++)
+        assert_refuses(VALUE_REAL, NULL, wrong[i], "0.7");
+    assert_refuses(VALUE_REAL, "0..1", "1.01", "at most 1");
+    assert_refuses(VALUE_REAL, "0..", "-0.1", "at least 0");
+}
+
 static void test_sizes(void **state)
 {
     assert_reads(VALUE_BYTES, NULL, "1048576", MIB);
@@ -91,6 +111,8 @@ static void test_print_reads_back(void **state)
     } cases[] = {
         {VALUE_BOOL, NULL, "yes"},        {VALUE_BOOL, NULL, "no"},
         {VALUE_INT, NULL, "-42"},         {VALUE_BYTES, NULL, "1536MiB"},
+        {VALUE_REAL, NULL, "0.7"},        {VALUE_REAL, NULL, "1e-09"},
+        {VALUE_REAL, NULL, "123456789"},  {VALUE_REAL, NULL, "-0.1"},
         {VALUE_BYTES, NULL, "0"},         {VALUE_BYTES, NULL, "1025"},
         {VALUE_DURATION, NULL, "90s"},    {VALUE_DURATION, NULL, "0"},
         {VALUE_DURATION, NULL, "2h"},     {VALUE_ENUM, "a|bb|c", "bb"},
@@ -168,9 +190,13 @@ static void test_nearest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_numbers), cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_times),   cmocka_unit_test(test_words),
-        cmocka_unit_test(test_expand),  cmocka_unit_test(test_print_reads_back),
+        cmocka_unit_test(test_numbers),
+        cmocka_unit_test(test_reals),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_times),
+        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_expand),
+        cmocka_unit_test(test_print_reads_back),
         cmocka_unit_test(test_nearest),
     };
     return cmocka_run_group_tests_name("value", tests, NULL, NULL);

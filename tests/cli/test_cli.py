@@ -317,6 +317,13 @@ class Ends(unittest.TestCase):
 
 
 class Help(unittest.TestCase):
+    def test_what_is_no_number_is_said(self):
+        for wrong in ("--temperature=warm", "--top-p=1,5", "--min-p=2", "--temperature=nan"):
+            run = ctl("generate", wrong, "x", check=False)
+            self.assertEqual(run.returncode, 2, wrong)
+            self.assertIn(wrong.split("=")[1], run.stderr)
+        self.assertEqual(ctl("verify", "--tolerance=loose", "x", check=False).returncode, 2)
+
     def test_every_verb_teaches(self):
         page = ctl("--help").stdout
         for verb in ("load", "unload", "models", "spawn", "stop", "ps", "generate", "verify", "cache ls",
