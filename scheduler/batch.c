@@ -177,6 +177,16 @@ static void pass_over(struct seq *seq)
         seq->passed_over++;
 }
 
+/* Notes that it will register more blocks of its known tokens. */
+static void instance_computes(struct sched_instance *instance, struct seq *seq)
+{
+    uint32_t blocks = seq->n_known / instance->model->config.page_size;
+
+    if (seq->n_registered < blocks && !seq->unregistered &&
+        instance->n_computing < instance->limits.max_seqs)
+        instance->computing[instance->n_computing++] = seq;
+}
+
 /* Runs from now on. */
 static bool admit(struct build *b, struct seq *seq, uint32_t n_hits)
 {
@@ -187,6 +197,7 @@ static bool admit(struct build *b, struct seq *seq, uint32_t n_hits)
         pass_over(seq);
     if (!seq_admit(seq, b->instance, b->instance->hits, n_hits))
         return false;
+    instance_computes(b->instance, seq);
     if (fresh) {
         model->counters.cached_tokens += seq->planned;
         model->counters.queried_tokens += seq->n_known;
@@ -301,10 +312,14 @@ bool sched_next_step(struct sched_instance *instance, uint64_t now, struct sched
     flight->stalled = false;
     if (reserve_pages(&b))
         admitting = false;
+    instance->n_computing = 0;
+    for (uint32_t i = 0; i < instance->n_running && admitting; i++)
+        instance_computes(instance, instance->running[i]);
     if (admitting)
         displace(&b);
     add_decodes(&b);
     add_prompts(&b, admitting);
+    instance->n_computing = 0;
     if (!flight->n)
         return false;
     instance->n_flights++;

@@ -211,19 +211,46 @@ void queue_pull(struct seq *seq)
 
 /* ---- choice ---- */
 
+/* Waiting for another's prompt tokens is worth a step from so many on. */
+#define WORTH_WAITING 32
+
+/* Its next blocks that are not cached are just being computed for another: soon they will be. */
+static bool is_being_computed(const struct sched_instance *instance, const struct seq *seq)
+{
+    uint32_t shareable = seq_shareable(seq), last = UINT32_MAX;
+
+    for (uint32_t i = 0; i < instance->n_computing && shareable; i++) {
+        const struct seq *other = instance->computing[i];
+        if (!seq_runs(other) || !other->n_hashes ||
+            !digest_equal(&other->hashes[0], &seq->hashes[0]))
+            continue;
+        if (last == UINT32_MAX)
+            last = route_hits(instance, seq) + pages_for(instance->model, WORTH_WAITING) - 1;
+        if (last < MIN(shareable, other->n_hashes) &&
+            digest_equal(&other->hashes[last], &seq->hashes[last]))
+            return true;
+    }
+    return false;
+}
+
 static bool eligible(const struct sched_instance *instance, const struct seq *seq,
                      const struct request *suspect)
 {
     return seq_may_join(seq, suspect) &&
-           route_fits(instance, seq->n_known, seq->request->max_tokens > 0);
+           route_fits(instance, seq->n_known, seq->request->max_tokens > 0) &&
+           !is_being_computed(instance, seq);
 }
+
+/* How many that are not eligible are looked at, of a client. */
+#define LOOK_PAST 64
 
 static struct seq *first_eligible(const struct sched_instance *instance, struct seq *seq,
                                   const struct request *suspect)
 {
-    while (seq && !eligible(instance, seq, suspect))
-        seq = seq->next;
-    return seq;
+    for (int i = 0; seq && i < LOOK_PAST; i++, seq = seq->next)
+        if (eligible(instance, seq, suspect))
+            return seq;
+    return NULL;
 }
 
 /* Of a client's first few of equal priority, the one of which most is cached here. */

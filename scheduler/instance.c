@@ -30,7 +30,8 @@ static int alloc(struct sched_instance *instance, struct error *err)
         return rc;
     instance->running = mem_alloc(n, sizeof(struct seq *));
     instance->hits = mem_alloc(instance->limits.pages, sizeof *instance->hits);
-    bool ok = instance->running && instance->hits;
+    instance->computing = mem_alloc(n, sizeof(struct seq *));
+    bool ok = instance->running && instance->hits && instance->computing;
     for (int i = 0; i < SCHED_DEPTH; i++) {
         struct flight *flight = &instance->flights[i];
         flight->seqs = mem_alloc(n, sizeof *flight->seqs);
@@ -50,6 +51,7 @@ void instance_free(struct sched_instance *instance)
     }
     free(instance->running);
     free(instance->hits);
+    free(instance->computing);
     kvpages_free(instance->pages);
     free(instance);
 }

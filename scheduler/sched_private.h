@@ -149,6 +149,8 @@ struct sched_instance {
     uint32_t waiting_pages;  /* what they would take at most */
     uint64_t work;  /* prompt tokens not yet planned of those that run or are meant for it */
     uint32_t *hits; /* [pages] scratch of admission */
+    struct seq **computing; /* [max_seqs] while a step is planned: will register more blocks */
+    uint32_t n_computing;
 
     struct flight flights[SCHED_DEPTH]; /* flights[0] is the oldest */
     uint32_t n_flights;

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sim.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -538,8 +537,7 @@ static void arrive(struct sim *sim, size_t index)
     struct job *job = &sim->jobs[index];
     const struct sim_request *r = job->from;
     uint32_t *prompt = x_alloc(r->n_prompt * sizeof *prompt);
-    const uint32_t retry_none = 0;
-    uint32_t retry = retry_none;
+    uint32_t retry = 0;
     struct error err = {0};
 
     for (uint32_t i = 0; i < r->n_prompt; i++)
@@ -565,7 +563,9 @@ static void arrive(struct sim *sim, size_t index)
             at(sim, r->cancel_at, CANCEL, index, 0);
         return;
     }
-    if (rc != SCHED_FULL || !retry || retry > 60)
+    bool too_long =
+        (uint64_t)sim->config->limits.pages * sim->config->limits.page_size < r->n_prompt;
+    if (rc == -E2BIG ? !too_long : rc != SCHED_FULL || !retry || retry > 60)
         BROKEN(sim, "request %zu: refused: %s", index, error_text(&err));
     job->done = true;
     sim->n_open--;

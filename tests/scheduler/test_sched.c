@@ -436,6 +436,24 @@ static void prefixes_are_shared(void **state)
     end(f);
 }
 
+/* A burst with one long prefix computes it once. */
+static void a_prefix_is_not_computed_twice_at_once(void **state)
+{
+    struct sched_limits limits = limits_of(1024, 128, 8, false);
+    struct fixture *f = begin(NULL, &limits);
+
+    for (int i = 0; i < 3; i++) {
+        struct sched_request r = request(f, (char)('A' + i), 1, 202, 9);
+        ((uint32_t *)(uintptr_t)r.prompt)[201] = 5000u + (uint32_t)i;
+        submit(f, &r);
+    }
+    ask(f, 'D', 10, 9);
+    assert_string_equal(run(f), "A128");
+    assert_string_equal(run(f), "D10* A74*");
+    assert_string_equal(run(f), "A1* D1* B2* C2*");
+    end(f);
+}
+
 static void rope_that_depends_on_length_is_not_shared(void **state)
 {
     struct sched_model_config config = {.rope_exact_len = 10};
@@ -931,6 +949,7 @@ int main(void)
         cmocka_unit_test(the_youngest_gives_its_pages),
         cmocka_unit_test(all_pages_are_the_end),
         cmocka_unit_test(prefixes_are_shared),
+        cmocka_unit_test(a_prefix_is_not_computed_twice_at_once),
         cmocka_unit_test(rope_that_depends_on_length_is_not_shared),
         cmocka_unit_test(choices_share_their_prompt),
         cmocka_unit_test(stop_tokens),

@@ -39,7 +39,7 @@ static struct sim_config random_config(uint64_t *random, uint64_t seed)
                                      .page_size = 1 + below(random, 8),
                                      .max_tokens = 4 + below(random, 60),
                                      .max_seqs = 1 + below(random, 16),
-                                     .max_positions = 120,
+                                     .max_positions = 130,
                                      .token_refs = below(random, 2)};
     if (!below(random, 3))
         c.death_rate = 5;
@@ -60,16 +60,17 @@ static struct sim_config random_config(uint64_t *random, uint64_t seed)
 
 static struct sim_request *random_requests(uint64_t *random, uint64_t seed)
 {
+    bool long_prompts = !below(random, 3);
     struct sim_shape shape = {.seed = seed,
                               .n = N_REQUESTS,
                               .clients = 1 + below(random, 5),
                               .rate = below(random, 2) * 1000,
                               .prompt_min = 1,
-                              .prompt_max = 19,
+                              .prompt_max = long_prompts ? 90 : 19,
                               .output_min = 0,
                               .output_max = 30,
                               .groups = below(random, 3),
-                              .shared = 12};
+                              .shared = long_prompts ? 70 : 12};
     struct sim_request *requests = sim_trace(&shape);
 
     for (uint32_t i = 0; i < N_REQUESTS; i++) {
