@@ -172,15 +172,15 @@ static struct value f_truncate(struct run *r, const struct value *self, struct a
 {
     struct value v[4];
     bind(r, a, "length killwords end leeway", 0, v);
-    struct str *s = need_str(r, *self);
     struct str *end = v[2].type == T_MISSING ? str_lit(r, "...") : need_str(r, v[2]);
     int64_t len = v[0].type == T_MISSING ? 255 : need_int(r, v[0]);
     int64_t leeway = is_int(v[3]) ? as_int(v[3]) : 5, tail = (int64_t)str_chars(end);
     if (len < tail || leeway < 0)
         run_fail(r, "AssertionError: expected length >= %lld, got %lld", (long long)tail,
                  (long long)len);
-    if (leeway > INT32_MAX || (int64_t)str_chars(s) - leeway <= len)
+    if (leeway > INT32_MAX || (int64_t)length(r, *self) - leeway <= len)
         return *self;
+    struct str *s = need_str(r, *self);
     size_t to = str_offset(s, (size_t)(len - tail));
     if (!flag(r, v[1], false)) {
         struct str blank = {.data = " ", .len = 1};
