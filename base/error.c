@@ -4,11 +4,14 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
+
 int error_setv(struct error *err, int errnum, const char *format, va_list ap)
 {
     if (err) {
         err->code = -errnum;
         vsnprintf(err->text, sizeof err->text, format, ap);
+        utf8_tame(err->text); /* names and contents of files, or cut short */
     }
     return -errnum;
 }
@@ -36,6 +39,7 @@ int error_sys(struct error *err, int errnum, const char *format, ...)
     char buffer[128];
     snprintf(err->text + used, sizeof err->text - used, ": %s",
              strerror_r(errnum, buffer, sizeof buffer));
+    utf8_tame(err->text);
     return -errnum;
 }
 
@@ -51,6 +55,7 @@ int error_prefix(struct error *err, const char *format, ...)
     va_end(ap);
     if (n >= 0 && (size_t)n < sizeof text)
         snprintf(text + n, sizeof text - (size_t)n, ": %s", err->text);
+    utf8_tame(text);
     memcpy(err->text, text, sizeof text);
     return err->code;
 }

@@ -83,7 +83,8 @@ static int read_unsized(int fd, const char *path, size_t limit, char **ret_data,
 int fd_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_len,
                  struct error *err)
 {
-    _cleanup_fd_ int fd = open(path, O_RDONLY | O_CLOEXEC);
+    /* O_NONBLOCK: a FIFO in the file's place is refused below, not waited for. */
+    _cleanup_fd_ int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st;
 
     if (fd < 0 || fstat(fd, &st) < 0)

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -129,7 +130,8 @@ static int open_shard(struct checkpoint *c, char *path, struct error *err)
     c->shards = shards;
     s = &shards[c->n_shards++];
     s->path = path;
-    s->fd = fault_hit(FAULT_FD) ? (errno = EMFILE, -1) : open(path, O_RDONLY | O_CLOEXEC);
+    s->fd =
+        fault_hit(FAULT_FD) ? (errno = EMFILE, -1) : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (s->fd < 0)
         return error_sys(err, errno, "%s", path);
     return safetensors_read(s->fd, c->n_shards - 1, path, &c->list, err);
@@ -159,8 +161,8 @@ static int open_shards(struct checkpoint *c, json_t *map, const char *index, str
     {
         const char *file = json_string_value(value);
         int r;
-        if (!file || !*file || strchr(file, '/') || *file == '.')
-            return error_set(err, EBADMSG, "%s: tensor %s: \"%s\" is not the name of a shard",
+        if (!file || !*file || strchr(file, '/') || *file == '.' || strlen(file) > NAME_MAX)
+            return error_set(err, EBADMSG, "%s: tensor %s: \"%.64s\" is not the name of a shard",
                              index, name, file ? file : "(no string)");
         if (shard_number(c, file) >= 0)
             continue;

@@ -37,6 +37,8 @@ static bool has_local_base(struct config *config, const char *layer_type)
 static json_t *find_params(struct config *config, const char *layer_type)
 {
     json_t *params = config_get(config, NULL, "rope_parameters|rope_scaling"), *own;
+    if (params && !json_is_object(params))
+        config_fail(config, EINVAL, "rope_parameters|rope_scaling is not an object");
     if (!json_is_object(params) || has_local_base(config, layer_type))
         return NULL;
     own = layer_type ? json_object_get(params, layer_type) : NULL;

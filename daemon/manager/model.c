@@ -8,6 +8,7 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "daemon/manager/manager.h"
 #include "kernels/plan.h"
 
@@ -48,6 +49,8 @@ int mgr_model_path_check(const char *path, char **ret, struct error *err)
                          path);
     if (len >= 4096)
         return error_set(err, EINVAL, "a path of %zu bytes; at most 4095 are possible", len);
+    if (!utf8_valid(path)) /* it stands in every list of models, whose readers refuse other bytes */
+        return error_set(err, EINVAL, "%s: the path is not UTF-8; rename the folder", path);
     while (len > 1 && path[len - 1] == '/')
         len--;
     *ret = x_strndup(path, len);
@@ -61,8 +64,11 @@ static int check_name(const char *name, struct error *err)
     if (!len || len > MGR_NAME_MAX)
         return error_set(err, EINVAL, "a model's name has 1 to %d bytes, this one has %zu",
                          MGR_NAME_MAX, len);
-    for (size_t i = 0; i < len; i++)
-        if ((unsigned char)name[i] <= 0x20 || name[i] == 0x7f)
+    if (!utf8_valid(name))
+        return error_set(err, EINVAL, "a model's name is UTF-8, this one is not");
+    for (size_t i = 0; i < len; i++) /* C2 80 to C2 9F are control characters as well */
+        if ((unsigned char)name[i] <= 0x20 || name[i] == 0x7f ||
+            ((unsigned char)name[i] == 0xc2 && (unsigned char)name[i + 1] < 0xa0))
             return error_set(err, EINVAL,
                              "a model's name has no blanks or control characters; choose another");
     return 0;
@@ -268,6 +274,7 @@ static void arm_watchdog(struct mgr_model *model)
 static void on_planned(struct mgr_model *model, const Ember__V1__LoaderPlanned *planned)
 {
     snprintf(model->architecture, sizeof model->architecture, "%s", planned->architecture);
+    utf8_tame_line(model->architecture);
     model->weights_bytes = planned->weights_bytes;
     model->parameters = planned->parameters;
     model->vocab_size = planned->vocab_size;

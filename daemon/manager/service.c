@@ -42,6 +42,15 @@ void mgr_call_fail(struct grpc_call *call, const struct error *err)
     case EBUSY:
         out.code = -ESTALE;
         break;
+    case EFBIG: /* a file that is not what its name says */
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+        out.code = -EINVAL;
+        break;
+    case EPERM:
+        out.code = -EACCES;
+        break;
     case ENOENT:
     case EINVAL:
     case EBADMSG:

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "daemon/manager/manager.h"
 
 #define TTL_MOST_MS UINT64_C(86400000)
@@ -77,6 +78,7 @@ void mgr_spawn_request(struct mgr *mgr, struct grpc_call *call,
         snprintf(s->holder, sizeof s->holder, "%s", request->holder);
     else if (grpc_call_peer(call, &peer) == 0)
         snprintf(s->holder, sizeof s->holder, "pid %d", (int)peer.pid);
+    utf8_tame_line(s->holder); /* cut short, perhaps within a character */
     s->ttl_ns = request->lease_ttl_ms ? MIN(request->lease_ttl_ms, TTL_MOST_MS) * 1000000u
                                       : mgr->options.lease_ttl;
     s->from = model->state == MODEL_PARKED ? EMBER__V1__WARMTH__PARKED : EMBER__V1__WARMTH__COLD;

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/utf8.h"
 
 enum { COMPACT_SIZE = 64 * 1024, HEADERS_OUT_MAX = 4 + TRAILERS_MAX };
 
@@ -376,6 +377,39 @@ static void refuse_compressed(struct grpc_call *call)
     call_abort(call, GRPC_UNIMPLEMENTED, "compressed messages are not understood, send identity");
 }
 
+/*
+ * proto3: strings are UTF-8. protobuf-c takes any bytes; sent back in a list they would make other
+ * clients' parsers refuse the list. The name of the first field that is not; NULL when all are.
+ * Recursion ends: grpc_server_add_service takes no request type that contains itself.
+ */
+static const char *bad_string(const ProtobufCMessage *message)
+{
+    const ProtobufCMessageDescriptor *desc = message->descriptor;
+
+    for (unsigned i = 0; i < desc->n_fields; i++) {
+        const ProtobufCFieldDescriptor *f = &desc->fields[i];
+        const char *member = (const char *)message + f->offset;
+        const char *quantifier = (const char *)message + f->quantifier_offset;
+        bool is_message = f->type == PROTOBUF_C_TYPE_MESSAGE;
+        size_t n = f->label == PROTOBUF_C_LABEL_REPEATED ? *(const size_t *)quantifier : 1;
+        if ((f->type != PROTOBUF_C_TYPE_STRING && !is_message) ||
+            ((f->flags & PROTOBUF_C_FIELD_FLAG_ONEOF) && *(const uint32_t *)quantifier != f->id))
+            continue;
+        const void *const *items = f->label == PROTOBUF_C_LABEL_REPEATED
+                                       ? *(const void *const *const *)member
+                                       : (const void *const *)member;
+        for (size_t k = 0; k < n; k++) {
+            const char *bad = !items[k]              ? NULL
+                              : is_message           ? bad_string(items[k])
+                              : utf8_valid(items[k]) ? NULL
+                                                     : f->name;
+            if (bad)
+                return bad;
+        }
+    }
+    return NULL;
+}
+
 static int on_message(bool compressed, const uint8_t *data, size_t len, void *user)
 {
     struct grpc_call *call = user;
@@ -393,6 +427,15 @@ static int on_message(bool compressed, const uint8_t *data, size_t len, void *us
         char text[STATUS_TEXT_MAX];
         snprintf(text, sizeof text, "the request does not parse as %s", call->method->input->name);
         call_abort(call, GRPC_INTERNAL, text);
+        return 1;
+    }
+    const char *bad = bad_string(request);
+    if (bad) {
+        char text[STATUS_TEXT_MAX];
+        snprintf(text, sizeof text, "the field %s of %s is not UTF-8", bad,
+                 call->method->input->name);
+        protobuf_c_message_free_unpacked(request, NULL);
+        call_abort(call, GRPC_INVALID_ARGUMENT, text);
         return 1;
     }
     if (call->kind != GRPC_BIDI) {

@@ -22,6 +22,7 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 
 static void test_error(void **state)
 {
@@ -320,6 +321,78 @@ static void test_log_lines(void **state)
     assert_int_equal(log_level_parse("warning"), -EINVAL);
 }
 
+/* Well-formed or not as Unicode 15, table 3-7, has it. */
+static void test_utf8(void **state)
+{
+    static const char *const good[] = {"",
+                                       "a",
+                                       "\xc2\x80",
+                                       "\xdf\xbf",
+                                       "\xe0\xa0\x80",
+                                       "\xed\x9f\xbf",
+                                       "\xee\x80\x80",
+                                       "\xf0\x90\x80\x80",
+                                       "\xf4\x8f\xbf\xbf",
+                                       "a\nb\tc"};
+    static const struct {
+        const char *bad, *tamed;
+    } cases[] = {{"\x80", "?"},
+                 {"\xc0\xaf", "??"},
+                 {"\xc1\xbf.", "??."},
+                 {"\xe0\x9f\xbf", "???"},
+                 {"\xed\xa0\x80", "???"},
+                 {"\xf0\x8f\xbf\xbf", "????"},
+                 {"\xf4\x90\x80\x80", "????"},
+                 {"\xf5\x80\x80\x80", "????"},
+                 {"a\xff"
+                  "b",
+                  "a?b"},
+                 {"\xe2\x82z", "??z"},
+                 {"whole \xe2\x82", "whole "},
+                 {"whole \xf0\x9f\x98", "whole "},
+                 {"\xc3", ""}};
+    char text[64];
+
+    for (size_t i = 0; i < ARRAY_LEN(good); i++) {
+        snprintf(text, sizeof text, "%s", good[i]);
+        assert_true(utf8_valid(good[i]));
+        utf8_tame(text);
+        assert_string_equal(text, i == 2 ? "?" : good[i]); /* U+0080 is a control character */
+    }
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        snprintf(text, sizeof text, "%s", cases[i].bad);
+        assert_false(utf8_valid(cases[i].bad));
+        utf8_tame(text);
+        assert_string_equal(text, cases[i].tamed);
+        assert_true(utf8_valid(text));
+    }
+    snprintf(text, sizeof text, "%s", "\033[31m\x7f\r\n\t\xc2\x9bm\xc2\xa0");
+    utf8_tame(text);
+    assert_string_equal(text, "?[31m??\n\t?m\xc2\xa0");
+    utf8_tame_line(text);
+    assert_string_equal(text, "?[31m????m\xc2\xa0");
+}
+
+/* A text that is cut is cut between characters; what a file holds commands no terminal. */
+static void test_error_text_is_tame(void **state)
+{
+    struct error err = {0};
+    char name[ERROR_TEXT_MAX * 2] = "x";
+
+    for (size_t i = 1; i + 2 < sizeof name; i += 2)
+        memcpy(name + i, "\xc3\xa9", 2);
+    name[sizeof name - 1] = 0;
+    error_set(&err, EINVAL, "%s", name);
+    assert_true(utf8_valid(err.text));
+    assert_true(strlen(err.text) >= ERROR_TEXT_MAX - 2);
+    error_prefix(&err, "%s", name);
+    assert_true(utf8_valid(err.text));
+    error_sys(&err, ENOENT, "%s", name + 2);
+    assert_true(utf8_valid(err.text));
+    error_set(&err, EINVAL, "type \033[31m\xff");
+    assert_string_equal(err.text, "type ?[31m?");
+}
+
 int main(void)
 {
     signal(SIGPIPE, SIG_IGN);
@@ -333,6 +406,8 @@ int main(void)
         cmocka_unit_test(test_fd_passing),
         cmocka_unit_test(test_digest),
         cmocka_unit_test_teardown(test_fault_points, disarm),
+        cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_error_text_is_tame),
         cmocka_unit_test_teardown(test_fault_once_among_threads, disarm),
         cmocka_unit_test(test_fault_kill),
         cmocka_unit_test(test_log_lines),
