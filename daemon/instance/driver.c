@@ -154,12 +154,47 @@ static void reply(void *ctx, const Ember__V1__StepResult *result)
     r->result = send_frame(r->connection, &frame);
 }
 
+/*
+ * Unpacked, a frame of empty submessages takes 80 times its bytes. What a sound step needs is four
+ * bytes for each of one (tokens and pages, packed) and a little.
+ */
+#define UNPACKED_PER_BYTE 4
+#define UNPACKED_EXTRA (1u << 20)
+
+struct allowance {
+    size_t left; /* counts what is asked for: nothing is freed before the message */
+};
+
+static void *allowed_alloc(void *data, size_t size)
+{
+    struct allowance *a = data;
+
+    if (size > a->left)
+        return NULL;
+    a->left -= size;
+    return malloc(size);
+}
+
+static void allowed_free(void *data, void *pointer)
+{
+    free(pointer);
+}
+
+static Ember__V1__DriverFrame *unpack(const uint8_t *data, size_t len)
+{
+    struct allowance allowance = {len * UNPACKED_PER_BYTE + UNPACKED_EXTRA};
+    ProtobufCAllocator allocator = {allowed_alloc, allowed_free, &allowance};
+
+    return ember__v1__driver_frame__unpack(&allocator, len, data);
+}
+
 static void dispatch(struct drivers *drivers, struct connection *c, const uint8_t *data, size_t len)
 {
-    Ember__V1__DriverFrame *frame = ember__v1__driver_frame__unpack(NULL, len, data);
+    Ember__V1__DriverFrame *frame = unpack(data, len);
 
     if (!frame) {
-        refuse(drivers, c, EBADMSG, "the frame is not a DriverFrame");
+        refuse(drivers, c, EBADMSG,
+               "the frame is not a DriverFrame, or not of a step that could be run");
     } else if (frame->kind_case == EMBER__V1__DRIVER_FRAME__KIND_HELLO && !c->is_driver) {
         hello(drivers, c, frame->hello);
     } else if (frame->kind_case == EMBER__V1__DRIVER_FRAME__KIND_STEP && c->is_driver) {
@@ -177,16 +212,23 @@ static void dispatch(struct drivers *drivers, struct connection *c, const uint8_
         ember__v1__driver_frame__free_unpacked(frame, NULL);
 }
 
-/* Serves one frame that has been read whole. 1: there is none. */
+/* Serves one frame that has been read whole. 1: there is none. -errno: the connection is dropped.
+ */
 static int serve_one(struct drivers *drivers, struct connection *c)
 {
     const uint8_t *data;
     size_t len;
 
     int r = frame_next(&c->reader, &data, &len);
-    if (r < 0)
+    if (r < 0) {
         refuse(drivers, c, EMSGSIZE, "a frame of 0 or more than 16 MiB");
-    else if (r == 0)
+        return r;
+    }
+    if (!c->is_driver && (r == 0 ? len : c->reader.bytes.len) > DRIVER_HELLO_BYTES) {
+        refuse(drivers, c, EACCES, "a large frame before a Hello that was accepted");
+        return -EACCES;
+    }
+    if (r == 0)
         dispatch(drivers, c, data, len);
     return r;
 }

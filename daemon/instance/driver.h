@@ -12,9 +12,10 @@
 #include "engine/engine.h"
 #include "proto/step_frame.h"
 
-#define DRIVER_CONNECTIONS 8  /* more than that are refused */
-#define DRIVER_HELLO_MS 5000  /* a connection that says nothing is dropped */
-#define DRIVER_WRITE_MS 10000 /* so is a driver that does not read */
+#define DRIVER_CONNECTIONS 8    /* more than that are refused */
+#define DRIVER_HELLO_BYTES 4096 /* largest frame of a connection that is not the driver */
+#define DRIVER_HELLO_MS 5000    /* a connection that says nothing is dropped */
+#define DRIVER_WRITE_MS 10000   /* so is a driver that does not read */
 
 struct connection {
     int fd; /* -1: free */
