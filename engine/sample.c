@@ -173,3 +173,69 @@ void sample_top(const float *logits, uint32_t vocab, uint32_t n, struct token_lo
     for (uint32_t i = have; i < n; i++)
         ret[i] = (struct token_logprob){0, -INFINITY};
 }
+
+/* ---- what changes logits ---- */
+
+bool logits_change_penalty(const struct logits_change *c)
+{
+    return (c->repetition != 0 && c->repetition != 1) || c->frequency != 0 || c->presence != 0;
+}
+
+bool logits_change_any(const struct logits_change *c)
+{
+    return c->n_bias || c->n_suppress || logits_change_penalty(c);
+}
+
+int logits_change_check(const struct logits_change *c, uint32_t vocab, struct error *err)
+{
+    if (!(c->repetition >= 0) || !isfinite(c->repetition))
+        return error_set(err, EINVAL, "repetition_penalty is %g; it is a number above 0",
+                         c->repetition);
+    if (!isfinite(c->frequency) || !isfinite(c->presence))
+        return error_set(err, EINVAL, "a penalty is not a number");
+    for (size_t i = 0; i < c->n_bias; i++)
+        if (c->bias_tokens[i] >= vocab || !isfinite(c->bias_values[i]))
+            return error_set(err, EINVAL, "the bias of token %u: the vocabulary has %u",
+                             c->bias_tokens[i], vocab);
+    for (size_t i = 0; i < c->n_history; i++)
+        if (c->history[i] >= vocab)
+            return error_set(err, EINVAL, "token %zu of the history is %u, the vocabulary has %u",
+                             i, c->history[i], vocab);
+    return 0;
+}
+
+#define IN_PROMPT (UINT32_C(1) << 31)
+
+/* Each token of the history once: when its count is met the first time it is used and forgotten. */
+static void penalise(const struct logits_change *c, float *logits, uint32_t *counts)
+{
+    for (size_t i = 0; i < c->n_history; i++) {
+        if (i < c->n_prompt)
+            counts[c->history[i]] |= IN_PROMPT;
+        else
+            counts[c->history[i]]++;
+    }
+    for (size_t i = 0; i < c->n_history; i++) {
+        uint32_t token = c->history[i], count = counts[token] & ~IN_PROMPT;
+        if (!counts[token])
+            continue;
+        counts[token] = 0;
+        if (c->repetition != 0)
+            logits[token] =
+                logits[token] > 0 ? logits[token] / c->repetition : logits[token] * c->repetition;
+        if (count)
+            logits[token] -= c->frequency * (float)count + c->presence;
+    }
+}
+
+void logits_change_apply(const struct logits_change *c, float *logits, uint32_t vocab,
+                         uint32_t *counts)
+{
+    for (size_t i = 0; i < c->n_bias; i++)
+        logits[c->bias_tokens[i]] += c->bias_values[i];
+    for (size_t i = 0; i < c->n_suppress; i++)
+        if (c->suppress[i] < vocab)
+            logits[c->suppress[i]] = -INFINITY;
+    if (logits_change_penalty(c))
+        penalise(c, logits, counts);
+}

@@ -7,6 +7,8 @@
 #ifndef EMBER_ENGINE_SAMPLE_H
 #define EMBER_ENGINE_SAMPLE_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/error.h"
@@ -23,6 +25,34 @@ struct token_logprob {
     uint32_t token;
     float logprob;
 };
+
+/*
+ * What changes logits before a token is chosen, in this order (vLLM's): biases are added,
+ * suppressed tokens get -infinity, the logits of tokens that have occurred are divided (negative
+ * ones multiplied) by the repetition penalty, those of generated ones lowered by frequency times
+ * their count and by presence.
+ */
+struct logits_change {
+    const uint32_t *bias_tokens; /* [n_bias], with bias_values */
+    const float *bias_values;
+    size_t n_bias;
+    const uint32_t *suppress; /* ids beyond the vocabulary are ignored */
+    size_t n_suppress;
+    float repetition; /* 0 or 1: none */
+    float frequency, presence;
+    const uint32_t *history;    /* the sequence's tokens */
+    size_t n_history, n_prompt; /* the first n_prompt are the prompt's */
+};
+
+/* Whether there is anything to change. */
+bool logits_change_any(const struct logits_change *change);
+/* Whether it depends on the history. */
+bool logits_change_penalty(const struct logits_change *change);
+/* -EINVAL: a token beyond the vocabulary, a number that is none. */
+int logits_change_check(const struct logits_change *change, uint32_t vocab, struct error *err);
+/* `counts` is scratch of `vocab` zeros, and zeros again afterwards. */
+void logits_change_apply(const struct logits_change *change, float *logits, uint32_t vocab,
+                         uint32_t *counts);
 
 /* -EINVAL names the parameter that is out of range (negative or not a number). */
 int sampling_check(const struct sampling *sampling, struct error *err);

@@ -100,6 +100,7 @@ static int welcome(struct drivers *drivers, struct connection *c)
     welcome.n_eos_ids = info->n_eos;
     welcome.eos_ids = (int32_t *)info->eos_ids;
     welcome.bos_id = info->bos_id;
+    welcome.token_refs = true;
     frame.kind_case = EMBER__V1__INSTANCE_FRAME__KIND_WELCOME;
     frame.welcome = &welcome;
     return send_frame(c, &frame);
