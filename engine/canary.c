@@ -115,15 +115,13 @@ static int run_canary(struct engine *engine, struct bucket *bucket, struct diges
     return 0;
 }
 
-struct record {
-    struct engine *engine;
-    struct digest digest;
-};
-
 static int record(void *ctx, struct buffer *out, struct error *err)
 {
-    const struct record *r = ctx;
-    return buffer_append(out, r->digest.bytes, sizeof r->digest.bytes);
+    const struct digest *now = ctx;
+
+    if (buffer_append(out, now->bytes, sizeof now->bytes) < 0)
+        return error_set(err, ENOMEM, "no memory for its record");
+    return 0;
 }
 
 /* The recorded digest; this run's becomes the record when there is none. */
@@ -131,8 +129,7 @@ static int recall(struct engine *engine, const struct digest *now, struct error 
 {
     _cleanup_(cache_key_freep) struct cache_key *key = canary_key(engine);
     _cleanup_cache_value_ struct cache_value value = {0};
-    struct record ctx = {engine, *now};
-    struct cache_build build = {.build = record, .ctx = &ctx, .timeout_ms = 1000};
+    struct cache_build build = {.build = record, .ctx = (void *)now, .timeout_ms = 1000};
 
     int r = cache_get_or_build(engine->options.cache, key, &build, &value, err);
     if (r < 0)
@@ -157,8 +154,10 @@ int canary_prove(struct engine *engine, struct bucket *bucket, struct error *err
     engine->start.canary_ms += clock_ms_since(start);
     if (r == CANARY_LATER)
         return r;
-    if (r < 0)
-        return error_prefix(err, "canary");
+    if (r < 0) {
+        error_prefix(err, "canary"); /* whose own return stands for *err, which may be NULL */
+        return r;
+    }
     if (digest_equal(&now, &engine->canary))
         return 0;
     return error_set(

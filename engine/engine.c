@@ -16,6 +16,7 @@
 #include "kernels/backend.h"
 
 #define PREFETCH_BYTES MIB /* between two looks at whether to stop */
+#define STATE_SLOTS 65     /* one for each sequence of the largest bucket, one for the canary */
 
 const struct engine_start *engine_started(const struct engine *engine)
 {
@@ -129,8 +130,10 @@ static int reserve(struct engine *engine, struct error *err)
         return error_set(err, EINVAL, "kv_bytes is %llu; one page of this model takes %llu",
                          (unsigned long long)kv, (unsigned long long)info->kv_page_bytes);
     engine->pages = (uint32_t)(kv / info->kv_page_bytes);
-    bytes[EMBER_ARENA_KV] = (engine->pages + UINT64_C(1)) * info->kv_page_bytes;
-    bytes[EMBER_ARENA_STATE] *= 65; /* a slot for each sequence, one for the canary */
+    if (!size_mul(engine->pages + UINT64_C(1), info->kv_page_bytes, &bytes[EMBER_ARENA_KV]) ||
+        !size_mul(bytes[EMBER_ARENA_STATE], STATE_SLOTS, &bytes[EMBER_ARENA_STATE]))
+        return error_set(err, ENOMEM, "%u KV pages of %llu bytes are more than there can be",
+                         engine->pages, (unsigned long long)info->kv_page_bytes);
     for (int a = EMBER_ARENA_KV; a < EMBER_ARENA_COUNT; a++) {
         int r = bytes[a] ? engine->backend->memory_alloc(engine->device, bytes[a],
                                                          &engine->memory[a], &e)
@@ -330,6 +333,8 @@ bool engine_settled(const struct engine *engine)
         int state = atomic_load(&engine->buckets[i].state);
         if (state == BUCKET_ABSENT || state == BUCKET_PREPARED)
             return false;
+        if (state == BUCKET_DROPPED && engine->buckets[i].error.code)
+            return false; /* engine_adopt has not told yet */
     }
     return true;
 }
@@ -346,7 +351,8 @@ int engine_adopt(struct engine *engine, bool (*waiting)(void *ctx), void *ctx, s
             if (err)
                 *err = bucket->error;
             int code = bucket->error.code;
-            bucket->error.code = 0; /* said once */
+            bucket->error.code = 0;         /* said once */
+            eventfd_write(engine->wake, 1); /* there may be another */
             return code;
         }
         if (atomic_load(&bucket->state) != BUCKET_PREPARED)
@@ -354,8 +360,10 @@ int engine_adopt(struct engine *engine, bool (*waiting)(void *ctx), void *ctx, s
         engine->waiting = waiting;
         engine->waiting_ctx = ctx;
         int r = finish(engine, bucket, true, err);
-        if (r < 0)
+        if (r < 0) {
+            bucket->error.code = 0; /* told now */
             atomic_store(&bucket->state, BUCKET_DROPPED);
+        }
         eventfd_write(engine->wake, 1); /* there may be another */
         return r < 0 ? r : 1;
     }

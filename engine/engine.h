@@ -85,6 +85,11 @@ struct engine_result {
     double compute_ms;
 };
 
+/*
+ * Errors: -EBADMSG (the manifest or the canary), -ENOMEM, -EINVAL (kv_bytes below one page),
+ * -ENOTSUP (an op or option that the backend lacks), -ESTALE or -EINVAL (the plug-in), or the
+ * system's. Kernels that cannot be compiled and a cache that fails are no errors: they cost time.
+ */
 int engine_open(const struct engine_options *options, struct engine **ret, struct error *err);
 void engine_free(struct engine *engine);
 DEFINE_CLEANUP(struct engine *, engine_free)
@@ -118,7 +123,7 @@ int engine_background_fd(const struct engine *engine);
  * dropped and reported as a negative errno, the engine serves on.
  */
 int engine_adopt(struct engine *engine, bool (*waiting)(void *ctx), void *ctx, struct error *err);
-/* True when every bucket has been adopted or dropped. */
+/* True when every bucket has been adopted, or dropped and reported. */
 bool engine_settled(const struct engine *engine);
 
 #endif

@@ -33,7 +33,7 @@ enum bucket_state {
     BUCKET_ABSENT,   /* not asked for yet */
     BUCKET_PREPARED, /* graph there, by the background thread */
     BUCKET_READY,    /* instantiated and proved */
-    BUCKET_DROPPED   /* could not be made; the text is kept */
+    BUCKET_DROPPED   /* could not be made; error.code is set until that has been told */
 };
 
 struct bucket {

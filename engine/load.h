@@ -32,6 +32,11 @@ struct loaded {
     double ms;
 };
 
+/*
+ * Loads the checkpoint in `dir`; *ret's descriptors are the caller's (loaded_close). Errors: those
+ * of opening, describing and laying out the checkpoint (model/checkpoint.h, model/model.h), what
+ * `admit` returned, -ECANCELED, -ENOMEM, -ENOSPC (no memory behind the memfd), -EIO.
+ */
 int load_checkpoint(const char *dir, const struct load_options *options, struct loaded *ret,
                     struct error *err);
 /* Closes both descriptors; idempotent. */

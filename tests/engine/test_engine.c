@@ -267,6 +267,69 @@ static void adoption_gives_way(void **state)
     engine_free(engine);
 }
 
+/* Each graph that cannot be made is told once, and the first bucket serves on. */
+static void dropped_graphs_are_told(void **state)
+{
+    struct engine *engine = open_with(NULL);
+    uint32_t pages[PAGES];
+    struct error err = {0};
+    int told = 0;
+
+    some_pages(pages, 0);
+    setenv("EMBER_FAULT", "alloc", 1); /* every one from here on */
+    fault_init();
+    assert_int_equal(engine_background(engine, &err), 0);
+    while (!engine_settled(engine)) {
+        struct pollfd p = {.fd = engine_background_fd(engine), .events = POLLIN};
+        assert_int_equal(poll(&p, 1, 30000), 1);
+        struct error why = {0};
+        if (engine_adopt(engine, NULL, NULL, &why) < 0) {
+            assert_true(strlen(why.text) > 10);
+            told++;
+        }
+    }
+    unsetenv("EMBER_FAULT");
+    fault_init();
+    assert_int_equal(told, 3);
+    assert_int_equal(engine_limits(engine).max_tokens, 64);
+    assert_int_equal(run_one(engine, prompt_a, 12, 0, 12, pages).greedy[0], 43);
+    engine_free(engine);
+}
+
+/* One whose proof fails is dropped alone: the others come. */
+static void graph_that_fails_its_proof_is_dropped_alone(void **state)
+{
+    struct engine *engine = open_with(NULL);
+    struct error err = {0};
+    int told = 0;
+
+    setenv("EMBER_FAULT", "canary:1", 1);
+    fault_init();
+    assert_int_equal(engine_background(engine, &err), 0);
+    while (!engine_settled(engine)) {
+        struct pollfd p = {.fd = engine_background_fd(engine), .events = POLLIN};
+        assert_int_equal(poll(&p, 1, 30000), 1);
+        told += engine_adopt(engine, NULL, NULL, &err) == -EBADMSG;
+    }
+    unsetenv("EMBER_FAULT");
+    fault_init();
+    assert_int_equal(told, 1);
+    assert_non_null(strstr(err.text, "canary"));
+    assert_int_equal(engine_started(engine)->graphs_captured, 3);
+    engine_free(engine);
+}
+
+static void no_memory_for_absurd_kv(void **state)
+{
+    struct engine_options o = options(NULL);
+    struct engine *engine = NULL;
+    struct error err = {0};
+
+    o.kv_bytes = UINT64_MAX;
+    assert_int_equal(engine_open(&o, &engine, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "kv_bytes"));
+}
+
 static void refuses_bad_steps_and_serves_on(void **state)
 {
     struct engine *engine = open_with(NULL);
@@ -372,6 +435,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(restored_graph_gives_the_bits_of_a_fresh_one),
         cmocka_unit_test(batch_bucket_and_chunk_do_not_change_bits),
         cmocka_unit_test(adoption_gives_way),
+        cmocka_unit_test(dropped_graphs_are_told),
+        cmocka_unit_test(graph_that_fails_its_proof_is_dropped_alone),
+        cmocka_unit_test(no_memory_for_absurd_kv),
         cmocka_unit_test(refuses_bad_steps_and_serves_on),
         cmocka_unit_test(wrong_canary_is_not_ready),
         cmocka_unit_test(other_weights_are_found_by_the_canary),
