@@ -133,6 +133,19 @@ static struct value call_joiner(struct run *r, struct cycler *j)
     return v_str(first ? str_lit(r, "") : j->sep);
 }
 
+/* What methods of Markup return is Markup. */
+static struct value call_method(struct run *r, const struct method *m, struct args *a)
+{
+    a->what = m->name;
+    struct value v = m->call(r, &m->self, a);
+    if (!is_str(m->self) || !m->self.safe)
+        return v;
+    v.safe = is_str(v);
+    for (size_t i = 0; is_seq(v) && i < v.seq->n; i++)
+        v.seq->v[i].safe = is_str(v.seq->v[i]);
+    return v;
+}
+
 struct value call(struct run *r, struct value fn, struct args *a)
 {
     struct value first;
@@ -143,8 +156,7 @@ struct value call(struct run *r, struct value fn, struct args *a)
         return call_macro(r, fn.macro, a);
     case T_FUNCTION:
     case T_METHOD:
-        a->what = fn.method->name;
-        return fn.method->call(r, &fn.method->self, a);
+        return call_method(r, fn.method, a);
     case T_LOOP:
         a->what = "loop";
         bind(r, a, "iterable", 1, &first);

@@ -269,26 +269,6 @@ static struct value f_sum(struct run *r, const struct value *self, struct args *
     return total;
 }
 
-static struct value f_slice(struct run *r, const struct value *self, struct args *a)
-{
-    struct value v[2], out = seq_new(r, T_LIST, 0);
-    bind(r, a, "slices fill_with", 1, v);
-    struct seq *items = to_list(r, *self);
-    int64_t slices = need_int(r, v[0]);
-    if (slices <= 0)
-        run_fail(r, "ZeroDivisionError: integer division or modulo by zero");
-    size_t per = items->n / (size_t)slices, extra = items->n % (size_t)slices, at = 0;
-    for (size_t i = 0; i < (size_t)slices; i++) {
-        struct value part = seq_new(r, T_LIST, per + 1);
-        for (size_t k = 0; k < per + (i < extra); k++)
-            seq_add(r, part.seq, items->v[at++]);
-        if (i >= extra && v[1].type != T_MISSING && v[1].type != T_NONE)
-            seq_add(r, part.seq, v[1]);
-        seq_add(r, out.seq, part);
-    }
-    return v_iter(r, out, NULL, NULL, NULL);
-}
-
 static struct value f_attr(struct run *r, const struct value *self, struct args *a)
 {
     struct value name, v;
@@ -313,6 +293,7 @@ struct lazy {
     bool by_attr, negate, started;
     struct dict *seen;
     size_t count;
+    struct seq *items;
     struct value fill;
 };
 
@@ -512,6 +493,40 @@ static struct value f_batch(struct run *r, const struct value *self, struct args
     int64_t count = need_int(r, v[0]);
     x->count = count > 0 ? (size_t)count : SIZE_MAX;
     x->fill = count > 0 ? v[1] : v_missing();
+    return it;
+}
+
+/* The parts are made when the first is asked for: nothing of the value is touched before. */
+static bool slice_next(struct run *r, struct iter *it, struct value *ret)
+{
+    struct lazy *x = it->state;
+    if (!x->started) {
+        x->started = true;
+        x->items = to_list(r, x->self);
+    }
+    if (it->pos >= x->count)
+        return false;
+    size_t per = x->items->n / x->count, extra = x->items->n % x->count, i = it->pos++;
+    size_t from = i * per + MIN(i, extra);
+    *ret = seq_new(r, T_LIST, per + 1);
+    for (size_t k = 0; k < per + (i < extra); k++)
+        seq_add(r, ret->seq, x->items->v[from + k]);
+    if (i >= extra && x->fill.type != T_MISSING && x->fill.type != T_NONE)
+        seq_add(r, ret->seq, x->fill);
+    return true;
+}
+
+static struct value f_slice(struct run *r, const struct value *self, struct args *a)
+{
+    struct value v[2];
+    struct lazy *x;
+    bind(r, a, "slices fill_with", 1, v);
+    struct value it = lazy(r, self, a, slice_next, &x);
+    int64_t slices = need_int(r, v[0]);
+    if (slices <= 0)
+        run_fail(r, "ZeroDivisionError: integer division or modulo by zero");
+    x->count = (size_t)slices;
+    x->fill = v[1];
     return it;
 }
 

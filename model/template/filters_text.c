@@ -218,20 +218,34 @@ static void quote_url(struct run *r, struct sb *b, const struct str *s, bool que
     }
 }
 
+static void quote_pair(struct run *r, struct sb *b, struct value key, struct value value)
+{
+    if (b->len)
+        sb_add(r, b, "&", 1);
+    quote_url(r, b, to_str(r, key), true);
+    sb_add(r, b, "=", 1);
+    quote_url(r, b, to_str(r, value), true);
+}
+
+/* A text, or a query of a mapping's or a list's pairs. */
 static struct value f_urlencode(struct run *r, const struct value *self, struct args *a)
 {
     struct sb b = {0};
+    struct value item;
     bind(r, a, "", 0, NULL);
-    if (self->type == T_DICT) {
-        for (size_t i = 0; i < self->dict->n; i++) {
-            if (i)
-                sb_add(r, &b, "&", 1);
-            quote_url(r, &b, to_str(r, self->dict->v[i].key), true);
-            sb_add(r, &b, "=", 1);
-            quote_url(r, &b, to_str(r, self->dict->v[i].value), true);
-        }
-    } else {
+    if (is_str(*self) || !iterable(*self)) {
         quote_url(r, &b, to_str(r, *self), false);
+    } else if (self->type == T_DICT) {
+        for (size_t i = 0; i < self->dict->n; i++)
+            quote_pair(r, &b, self->dict->v[i].key, self->dict->v[i].value);
+    } else {
+        struct iter *it = iter_begin(r, *self);
+        while (iter_next(r, it, &item)) {
+            struct seq *pair = to_list(r, item);
+            if (pair->n != 2)
+                run_fail(r, "ValueError: urlencode needs pairs, not %zu values", pair->n);
+            quote_pair(r, &b, pair->v[0], pair->v[1]);
+        }
     }
     return v_str(sb_take(r, &b));
 }
