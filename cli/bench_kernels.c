@@ -60,10 +60,8 @@ int run_bench_kernels(const struct verb_call *call)
 
     cli_catch_interrupts();
     int r = kernels_bench(cpu_backend(), &options, on_row, &view, &err);
-    if (cli_json(call)) {
-        json_dumpf(view.rows, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-        putchar('\n');
-    }
+    if (cli_json(call))
+        cli_print_json(json_incref(view.rows));
     json_decref(view.rows);
     return r < 0 ? cli_fail(call, &err) : CLI_OK;
 }

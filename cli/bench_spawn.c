@@ -259,8 +259,10 @@ static int bench_model(struct bench *b, struct error *err)
     char text[24];
 
     int r = lab_new(&b->lab, err);
-    if (r < 0)
+    if (r < 0) {
+        lab_free(&b->lab);
         return r;
+    }
     b->options = (struct lab_options){.model = b->model, .kv_bytes = 32 * MIB};
     b->prompt = (struct prompt){.ids = bench_ids, .n_ids = ARRAY_LEN(bench_ids), .new_tokens = 4};
     b->copy = copy_bandwidth(threads);
@@ -346,10 +348,8 @@ int run_bench_spawn(const struct verb_call *call)
             r = bench_model(&b, &err);
         free(TAKE(b.model));
     }
-    if (cli_json(call)) {
-        json_dumpf(b.rows, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-        putchar('\n');
-    }
+    if (cli_json(call))
+        cli_print_json(json_incref(b.rows));
     json_decref(b.rows);
     return r < 0 ? cli_fail(call, &err) : CLI_OK;
 }

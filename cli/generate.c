@@ -76,7 +76,8 @@ static int emit(struct output *out, struct error *err)
         return error_set(err, ENOMEM, "no memory for the text");
     if (!cli_json(out->call)) {
         fwrite(out->piece.data, 1, out->piece.len, stdout);
-        fflush(stdout);
+        if (fflush(stdout) || ferror(stdout)) /* nobody reads on: no more tokens for nobody */
+            return error_sys(err, errno, "standard output");
     }
     out->piece.len = 0;
     return 0;
@@ -144,20 +145,18 @@ static void print_summary(const struct verb_call *call, json_t *s)
     char a[24], b[24];
 
     if (cli_json(call)) {
-        json_dumpf(s, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-        putchar('\n');
-    } else {
-        putchar('\n');
-        if (isatty(STDERR_FILENO) || verb_flag(call, "stats"))
-            fprintf(
-                stderr,
+        cli_print_json(s);
+        return;
+    }
+    putchar('\n');
+    if (isatty(STDERR_FILENO) || verb_flag(call, "stats"))
+        fprintf(stderr,
                 "[%d prompt tokens, %d new, instance in %s, first token after %s, %.1f tokens/s]\n",
                 (int)json_integer_value(json_object_get(s, "prompt_tokens")),
                 (int)json_integer_value(json_object_get(s, "tokens")),
                 cli_ms(json_number_value(json_object_get(s, "spawn_ms")), a),
                 cli_ms(json_number_value(json_object_get(s, "first_token_ms")), b),
                 json_number_value(json_object_get(s, "tokens_per_second")));
-    }
     json_decref(s);
 }
 
@@ -219,7 +218,7 @@ int run_generate(const struct verb_call *call)
         r = generation_begin(&g, control, &options, &err);
     if (r == 0)
         r = generate(call, &g, &prompt, &err);
-    generation_end(&g);
+    generation_end(&g, true);
     if (r < 0)
         return cli_fail(call, &err);
     return cli_interrupted ? CLI_INTERRUPTED : CLI_OK;

@@ -43,9 +43,9 @@ int generation_begin(struct generation *g, struct control *control,
     return r;
 }
 
-void generation_end(struct generation *g)
+void generation_end(struct generation *g, bool keep_warm)
 {
-    release(g, true);
+    release(g, keep_warm);
     free(g->tokens);
     g->tokens = NULL;
 }

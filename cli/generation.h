@@ -45,7 +45,7 @@ int generation_begin(struct generation *g, struct control *control,
 int generation_prompt(struct generation *g, const uint32_t *ids, size_t n, struct error *err);
 /* The next token. 1: the end (end of text, max_tokens or no more positions). */
 int generation_next(struct generation *g, uint32_t *ret_token, struct error *err);
-/* Gives the instance back. Idempotent. */
-void generation_end(struct generation *g);
+/* Ends the lease: the instance goes back to the pool (keep_warm) or is stopped. Idempotent. */
+void generation_end(struct generation *g, bool keep_warm);
 
 #endif

@@ -2,7 +2,7 @@
 /* emberctl spawn, stop, ps, status. */
 #include "cli/commands.h"
 
-#include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -36,7 +36,8 @@ int run_spawn(const struct verb_call *call)
     if (r == 0)
         r = control_call(control, "SpawnInstance", &request.base,
                          &ember__v1__spawn_instance_response__descriptor,
-                         (int)(verb_duration(call, "timeout") / 1000000), &response, &err);
+                         (int)MIN(verb_duration(call, "timeout") / 1000000, INT_MAX), &response,
+                         &err);
     if (r < 0)
         return cli_fail(call, &err);
     json_t *json = message_json(&response->base);
@@ -63,6 +64,7 @@ int run_stop(const struct verb_call *call)
     _cleanup_(control_freep) struct control *control = NULL;
     struct error err = {0};
 
+    json_t *stopped = json_array();
     int r = control_open(call, &control, &err);
     for (int i = 0; i < call->argc && r == 0; i++) {
         Ember__V1__StopInstanceRequest request = EMBER__V1__STOP_INSTANCE_REQUEST__INIT;
@@ -71,9 +73,14 @@ int run_stop(const struct verb_call *call)
         request.keep_warm = verb_flag(call, "keep-warm");
         r = control_call(control, "StopInstance", &request.base,
                          &ember__v1__stop_instance_response__descriptor, 30000, &response, &err);
-        if (r == 0)
-            protobuf_c_message_free_unpacked(&response->base, NULL);
+        if (r < 0)
+            break;
+        protobuf_c_message_free_unpacked(&response->base, NULL);
+        json_array_append_new(stopped, json_string(call->argv[i]));
     }
+    if (cli_json(call)) /* also when one failed: those before it are stopped */
+        cli_print_json(json_pack("{s:O}", "stopped", stopped));
+    json_decref(stopped);
     return r < 0 ? cli_fail(call, &err) : CLI_OK;
 }
 

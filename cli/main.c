@@ -194,5 +194,10 @@ int main(int argc, char **argv)
         fprintf(stderr, "emberctl: %s\n", error_text(&err));
         return CLI_USAGE;
     }
-    return call->verb->run(call);
+    int status = call->verb->run(call);
+    if ((fflush(stdout) || ferror(stdout)) && status == CLI_OK) {
+        fprintf(stderr, "emberctl: standard output: not everything could be written\n");
+        status = CLI_FAILED;
+    }
+    return status;
 }

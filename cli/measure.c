@@ -14,6 +14,7 @@
 #include "base/fd.h"
 #include "base/mem.h"
 #include "cli/generation.h"
+#include "cli/output.h"
 
 void start_free(struct start *start)
 {
@@ -74,9 +75,7 @@ int measure_start(const char *socket, const struct prompt *prompt, uint64_t exec
         if (exec_ns)
             start.since_exec_ms = (double)(g.started_ns - exec_ns) / 1e6 + g.first_token_ms;
     }
-    if (!keep_warm && g.spawned)
-        control_release(control, g.spawned->instance->id, false);
-    generation_end(&g);
+    generation_end(&g, keep_warm);
     if (r < 0)
         start_free(&start);
     else
@@ -117,7 +116,7 @@ static void *one_of_burst(void *arg)
     if (b->result == 0)
         b->result = run(&g, b->prompt, &b->start, &b->err);
     b->start.first_token_ms = g.first_token_ms;
-    generation_end(&g);
+    generation_end(&g, true);
     return NULL;
 }
 
@@ -162,7 +161,9 @@ int measure_spawns(const char *socket, size_t n, bool keep_warm, unsigned standb
     int r = control_open_socket(socket, &control, err);
     for (size_t i = 0; i < n && r == 0; i++) {
         Ember__V1__SpawnInstanceResponse *response = NULL;
-        if (standby)
+        if (cli_interrupted)
+            r = error_set(err, ECANCELED, "interrupted");
+        else if (standby)
             r = lab_wait_standby(control, standby, 30000, err);
         uint64_t start = clock_ns();
         if (r == 0)

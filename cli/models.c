@@ -2,12 +2,9 @@
 /* emberctl load, unload, models. */
 #include "cli/commands.h"
 
-#include <errno.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "cli/control.h"
 #include "cli/output.h"

@@ -9,6 +9,7 @@
 #include <utf8proc.h>
 
 #include "base/clock.h"
+#include "base/mem.h"
 
 volatile int cli_interrupted;
 
@@ -38,7 +39,7 @@ const char *cli_bytes(uint64_t bytes, char buf[24])
     double value = (double)bytes;
     size_t unit = 0;
 
-    while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
+    while (value >= 1024 && unit + 1 < ARRAY_LEN(units)) {
         value /= 1024;
         unit++;
     }
@@ -105,12 +106,11 @@ static void pad(const char *text, int to, bool right)
         printf("%*s", n, "");
 }
 
-static int dump(json_t *value)
+void cli_print_json(json_t *value)
 {
     json_dumpf(value, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     putchar('\n');
     json_decref(value);
-    return CLI_OK;
 }
 
 int cli_print_list(const struct verb_call *call, json_t *list, const struct column *columns,
@@ -121,8 +121,10 @@ int cli_print_list(const struct verb_call *call, json_t *list, const struct colu
     size_t i;
     json_t *item;
 
-    if (cli_json(call))
-        return dump(list);
+    if (cli_json(call)) {
+        cli_print_json(list);
+        return CLI_OK;
+    }
     if (!json_array_size(list)) {
         printf("%s\n", empty);
         json_decref(list);
@@ -157,8 +159,10 @@ int cli_print_object(const struct verb_call *call, json_t *object, const struct 
     char text[512];
     int widest = 0;
 
-    if (cli_json(call))
-        return dump(object);
+    if (cli_json(call)) {
+        cli_print_json(object);
+        return CLI_OK;
+    }
     for (int c = 0; columns[c].key; c++)
         widest = widest > width(columns[c].title) ? widest : width(columns[c].title);
     for (int c = 0; columns[c].key; c++) {

@@ -46,6 +46,8 @@ int cli_print_list(const struct verb_call *call, json_t *list, const struct colu
                    const char *empty);
 /* Prints one object, a line a column. */
 int cli_print_object(const struct verb_call *call, json_t *object, const struct column *columns);
+/* Prints any JSON value on stdout, as --json does; frees it. */
+void cli_print_json(json_t *value);
 
 /* Prints the error (as {"error": {...}} with --json) to stderr; returns the exit code it maps to.
  */

@@ -14,6 +14,15 @@ static json_t *number(double value)
     return isfinite(value) ? json_real(value) : json_string(isnan(value) ? "nan" : "inf");
 }
 
+static double worst_hidden(const struct verify_result *result)
+{
+    double worst = 0;
+
+    for (uint32_t i = 0; i < result->n_hidden; i++)
+        worst = fmax(worst, result->hidden_error[i]);
+    return worst;
+}
+
 static json_t *to_json(const char *dir, const struct verify_result *result)
 {
     char greedy[48];
@@ -32,13 +41,10 @@ static json_t *to_json(const char *dir, const struct verify_result *result)
     }
     if (result->n_hidden) {
         json_t *layers = json_array();
-        double worst = 0;
-        for (uint32_t i = 0; i < result->n_hidden; i++) {
+        for (uint32_t i = 0; i < result->n_hidden; i++)
             json_array_append_new(layers, number(result->hidden_error[i]));
-            worst = fmax(worst, result->hidden_error[i]);
-        }
         json_object_set_new(json, "hidden_errors", layers);
-        json_object_set_new(json, "worst_hidden", number(worst));
+        json_object_set_new(json, "worst_hidden", number(worst_hidden(result)));
         if (result->first_bad_hidden >= 0)
             json_object_set_new(json, "first_bad_hidden", json_integer(result->first_bad_hidden));
     }
@@ -60,12 +66,8 @@ static void print_one(const char *dir, const struct verify_result *r)
 {
     char hidden[32] = "";
 
-    if (r->n_hidden) {
-        double worst = 0;
-        for (uint32_t i = 0; i < r->n_hidden; i++)
-            worst = fmax(worst, r->hidden_error[i]);
-        snprintf(hidden, sizeof hidden, "  layers %.1e", worst);
-    }
+    if (r->n_hidden)
+        snprintf(hidden, sizeof hidden, "  layers %.1e", worst_hidden(r));
     printf("%-4s  %-34s  error %.1e", r->passed ? "pass" : "FAIL", base_name(dir), r->logits_error);
     if (r->cases)
         printf("  cases %u/%u", r->cases_passed, r->cases);
@@ -108,12 +110,9 @@ int run_verify(const struct verb_call *call)
             print_one(call->argv[i], result);
         free(result);
     }
-    if (list) {
-        json_dumpf(list, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-        putchar('\n');
-        json_decref(list);
-    } else if (call->argc > 1) {
+    if (list)
+        cli_print_json(list);
+    else if (call->argc > 1)
         printf("%d of %d passed\n", call->argc - failed, call->argc);
-    }
     return failed ? CLI_FAILED : CLI_OK;
 }

@@ -318,6 +318,8 @@ static int stream_text(struct bench *b, const struct ids *prompt, const struct i
     _cleanup_(detok_freep) struct detok *detok = NULL;
 
     int r = detok_new(b->tokenizer, true, &detok);
+    if (r < 0)
+        return error_set(err, -r, "no memory for the detokenizer");
     for (uint32_t i = 0; i < prompt->n && r == 0; i++)
         r = detok_push(detok, prompt->id[i], &head, err);
     for (uint32_t i = 0; i < greedy_ids->n && r == 0; i++)
@@ -339,8 +341,8 @@ static int whole_text(struct bench *b, const struct ids *prompt, const struct id
     return tokenizer_decode(b->tokenizer, ids, n, false, text, err);
 }
 
-/* References give either the continuation alone or the whole text, which then begins with the
- * prompt. */
+/* References give either the continuation alone or the whole text, which then contains the prompt
+ * (behind a beginning-of-text token where there is one). */
 static int check_text(struct bench *b, const json_t *item, uint32_t index, const struct ids *prompt,
                       const struct ids *greedy_ids, struct verify_result *ret, struct error *err)
 {

@@ -43,10 +43,8 @@ int run_verify_tokenizer(const struct verb_call *call)
     }
     for (int i = 0; i < call->argc; i++)
         passed &= verify_cases(call, tokenizer, call->argv[i], list);
-    if (cli_json(call)) {
-        json_dumpf(list, stdout, JSON_INDENT(2));
-        putchar('\n');
-    }
+    if (cli_json(call))
+        cli_print_json(json_incref(list));
     json_decref(list);
     return passed ? CLI_OK : CLI_FAILED;
 }

@@ -305,6 +305,29 @@ class Ends(unittest.TestCase):
         self.assertEqual(left, [])
         self.assertEqual(set(os.listdir("/dev/shm")), before[1])
 
+    def test_a_reader_that_goes_ends_the_generation(self):
+        with Daemon() as d:
+            run = subprocess.Popen([EMBERCTL, "generate", "--ignore-eos", "-n", "1900", QUESTION],
+                                   env=d.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            run.stdout.read(20)
+            run.stdout.close()
+            self.assertEqual(run.wait(5), 1)
+            self.assertIn("standard output", run.stderr.read())
+            run.stderr.close()
+            self.assertEqual(d.json("status")["leased"], 0)
+
+    def test_output_that_cannot_be_written_is_no_success(self):
+        with open("/dev/full", "w") as full:
+            run = subprocess.run([EMBERCTL, "verify", "--json", os.path.join(GOLDENS, "llama")],
+                                 stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("standard output", run.stderr)
+
+    def test_stop_as_json(self):
+        with Daemon() as d:
+            ids = [d.json("spawn")["instance"]["id"] for _ in range(2)]
+            self.assertEqual(d.json("stop", *ids), {"stopped": ids})
+
     def test_interrupt_gives_the_instance_back(self):
         with Daemon() as d:
             run = subprocess.Popen([EMBERCTL, "generate", "--ignore-eos", "-n", "1900", QUESTION],
