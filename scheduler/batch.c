@@ -166,7 +166,7 @@ static bool has_place(struct build *b, const struct seq *seq, uint32_t *ret_hits
     }
     *ret_hits = n;
     if (instance->n_running)
-        need += instance->n_running / 2; /* those who run will want more soon */
+        need += instance->n_running; /* those who run will want a page each before long */
     return instance->n_running < MIN(instance->limits.max_seqs, budget_of(instance)) &&
            need <= kvpages_available(pages);
 }

@@ -10,14 +10,25 @@
 /* Older steps weigh less in the measured speed. */
 #define SPEED_DECAY 0.98
 
+/* Does the step show what the instance can do, rather than how little there was to do? */
+static bool is_full(const struct sched_instance *instance, const struct flight *flight)
+{
+    return 2 * (uint64_t)flight->n >= instance->limits.max_seqs ||
+           2 * (uint64_t)flight->n_tokens >= instance->limits.max_tokens;
+}
+
 static void measure(struct sched_instance *instance, const struct flight *flight, uint64_t now)
 {
     struct sched_model *model = instance->model;
     uint64_t start = MAX(flight->planned_at, instance->last_done);
 
-    model->speed_tokens = model->speed_tokens * SPEED_DECAY + flight->n_tokens;
-    model->speed_ns = model->speed_ns * SPEED_DECAY + (double)(now > start ? now - start : 0);
+    double ns = (double)(now > start ? now - start : 1);
+
     instance->last_done = now;
+    if (!is_full(instance, flight) && flight->n_tokens * model->speed_ns < model->speed_tokens * ns)
+        return; /* nothing is learned from a slow step with little in it */
+    model->speed_tokens = model->speed_tokens * SPEED_DECAY + flight->n_tokens;
+    model->speed_ns = model->speed_ns * SPEED_DECAY + ns;
 }
 
 static void report_prompt(struct seq *seq, const struct sched_seq *part, const void *logprobs)
@@ -104,8 +115,8 @@ static void take_part(struct seq *seq, const struct sched_seq *part, const void 
 }
 
 /*
- * The step changed nothing: its sequences are taken off and tried again, twice in a row at most. A step that was
- * in flight behind it may be refused because of it: that counts as the same refusal.
+ * The step changed nothing: its sequences are taken off and tried again, twice in a row at most. A
+ * step that was in flight behind it may be refused because of it: that counts as the same refusal.
  */
 static void take_refusal(struct sched_instance *instance, struct flight *flight, const char *text,
                          uint64_t now)

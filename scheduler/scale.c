@@ -41,12 +41,6 @@ uint32_t scale_wanted(const struct scale_config *config, const struct scale_stat
 
 /* ---- fewer ---- */
 
-static double speed_of(const struct sched_model *model)
-{
-    return model->speed_ns > 0 ? model->speed_tokens / model->speed_ns * 1e9
-                               : model->config.tokens_per_s;
-}
-
 static bool longer_idle(const struct sched_instance *a, const struct sched_instance *b)
 {
     return !b || a->idle_since < b->idle_since;
@@ -122,12 +116,12 @@ static uint32_t undrain(struct sched_model *model, uint32_t n)
 static struct scale_state state_of(const struct sched_model *model, uint32_t starting, uint64_t now)
 {
     struct sched_stats stats;
-    struct scale_state state = {.starting = starting, .tokens_per_s = speed_of(model)};
+    struct scale_state state = {.starting = starting, .tokens_per_s = model_speed(model)};
 
     sched_model_stats(model, now, &stats);
     state.waiting = model->n_waiting;
     state.oldest_wait_ns = stats.oldest_wait_ns;
-    state.backlog_tokens = model->backlog;
+    state.backlog_tokens = stats.backlog_tokens;
     for (uint32_t i = 0; i < model->n_instances; i++) {
         const struct sched_instance *instance = model->instances[i];
         state.ready += !instance->draining;

@@ -2,15 +2,15 @@
 /*
  * How many instances a model should have: a function of figures, so that it can be tried on paper.
  *
- * More, as the larger of
- *   - what works the backlog off within its target at the measured speed, beside those that are
- * busy only as far as they are full;
+ * More, as the largest of
+ *   - what works the backlog off within its target at the measured speed;
  *   - one more than there are, when somebody has waited longer than the target and none is on its
  * way;
  *   - those in use and `standby`;
- * within min and max; max wins. Somebody who waits wants at least one, whatever min says.
- * Fewer: when an instance has been idle for idle_ns, or the load would have fitted one fewer, half
- * full, all that time.
+ *   - min; and 1, when somebody waits;
+ * but never more than max. Fewer: when an instance has been idle for idle_ns beyond min and
+ * standby; or is drained first, when the load would have fitted one fewer, half full, all that
+ * time.
  */
 #ifndef EMBER_SCHEDULER_SCALE_H
 #define EMBER_SCHEDULER_SCALE_H

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #define SECOND 1e9
+/* The configured speed weighs as much as so long a measurement. */
+#define PRIOR_NS 1e8
 
 const char *sched_reason_text(enum sched_reason reason)
 {
@@ -41,6 +43,16 @@ int sched_new(const struct sched_config *config, struct sched **ret, struct erro
 }
 
 /* ---- models ---- */
+
+double model_speed(const struct sched_model *model)
+{
+    return model->speed_tokens / model->speed_ns * SECOND;
+}
+
+uint64_t model_backlog(const struct sched_model *model)
+{
+    return model->backlog + (uint64_t)(model->n_waiting * model->mean_output);
+}
 
 static void model_free(struct sched_model *model)
 {
@@ -124,6 +136,8 @@ int sched_model_add(struct sched *sched, const struct sched_model_config *config
     model->config = *config;
     model->config.stop_ids = ids;
     set_defaults(&model->config);
+    model->speed_ns = PRIOR_NS;
+    model->speed_tokens = model->config.tokens_per_s * PRIOR_NS / SECOND;
     model->next_deadline = UINT64_MAX;
     model->next = sched->models;
     sched->models = model;
@@ -254,9 +268,8 @@ void sched_stop(struct sched *sched, uint64_t id, uint32_t choice, uint64_t now)
 
 static uint32_t retry_after(const struct sched_model *model)
 {
-    double speed = model->speed_ns > 0 ? model->speed_tokens / model->speed_ns * SECOND
-                                       : model->config.tokens_per_s;
-    double seconds = (double)model->backlog / (speed * MAX(model->n_instances, 1));
+    double seconds =
+        (double)model_backlog(model) / (model_speed(model) * MAX(model->n_instances, 1));
 
     if (!model->n_instances)
         seconds += (double)model->config.spawn_ns / SECOND;

@@ -271,8 +271,9 @@ int sched_step_done(struct sched_instance *instance, const struct sched_result *
                     uint64_t now, struct error *err);
 
 /*
- * Deadlines and stalled steps (events). *ret_next: when to call again at the latest; UINT64_MAX: no
- * need.
+ * Deadlines, stalled steps, sequences that fit no instance any more (events). *ret_next: when to
+ * call again; UINT64_MAX: no need. Call it behind sched_instance_gone, and once a second while
+ * there is work.
  */
 void sched_tick(struct sched *sched, uint64_t now, uint64_t *ret_next);
 
@@ -311,7 +312,7 @@ struct sched_stats {
     uint32_t waiting, running; /* sequences, now */
     uint32_t instances;
     uint64_t pages, pages_used; /* used: held by sequences */
-    uint64_t backlog_tokens;    /* prompt tokens that wait */
+    uint64_t backlog_tokens;    /* of waiting sequences: prompts, and outputs as of late */
     uint64_t oldest_wait_ns;    /* of a waiting sequence; 0: none */
     double tokens_per_s;        /* measured, of one instance */
 };

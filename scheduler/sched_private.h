@@ -179,7 +179,8 @@ struct sched_model {
     uint32_t n_running;
     uint64_t backlog; /* known tokens of QUEUED sequences */
     uint64_t next_deadline;
-    double speed_tokens, speed_ns; /* decaying sums: tokens run, time taken */
+    double speed_tokens, speed_ns; /* decaying sums: tokens run, time taken; never 0 */
+    double mean_output;            /* of sequences that ended by themselves */
     uint64_t surplus_since; /* scale.c: since when one instance fewer would do; 0: it would not */
     struct sched_stats counters; /* only the counters are used */
 };
@@ -229,6 +230,8 @@ static inline uint32_t pages_for(const struct sched_model *model, uint64_t token
 uint32_t seq_shareable(const struct seq *seq);
 
 /* ---- sched.c ---- */
+double model_speed(const struct sched_model *model);     /* tokens a second, of one instance */
+uint64_t model_backlog(const struct sched_model *model); /* tokens that wait, outputs estimated */
 void sched_emit(struct sched *sched, const struct sched_event *event);
 void request_free(struct request *request);
 void request_forget(struct request *request); /* out of the maps; SCHED_DONE */

@@ -211,6 +211,12 @@ void request_unblock(struct request *request, uint64_t now)
 
 /* ---- the end ---- */
 
+/* What a sequence may be expected to generate, for estimates of the backlog. */
+static void learn_output(struct sched_model *model, const struct seq *seq)
+{
+    model->mean_output += (seq_generated(seq) - model->mean_output) / 32;
+}
+
 void seq_end(struct seq *seq, enum sched_reason reason, const char *text, uint64_t now)
 {
     struct request *request = seq->request;
@@ -226,6 +232,8 @@ void seq_end(struct seq *seq, enum sched_reason reason, const char *text, uint64
         model->n_waiting--;
     }
     turn(seq, SEQ_ENDED);
+    if (reason == SCHED_STOP || reason == SCHED_LENGTH)
+        learn_output(model, seq);
     request->holds++;
     if (!seq->choice)
         request_unblock(request, now);

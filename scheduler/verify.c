@@ -12,8 +12,8 @@ void sched_model_stats(const struct sched_model *model, uint64_t now, struct sch
     stats.waiting = model->n_waiting;
     stats.running = model->n_running;
     stats.instances = model->n_instances;
-    stats.backlog_tokens = model->backlog;
-    stats.tokens_per_s = model->speed_ns > 0 ? model->speed_tokens / model->speed_ns * 1e9 : 0;
+    stats.backlog_tokens = model_backlog(model);
+    stats.tokens_per_s = model_speed(model);
     for (uint32_t i = 0; i < model->n_instances; i++) {
         const struct kvpages *pages = model->instances[i]->pages;
         stats.pages += kvpages_count(pages);

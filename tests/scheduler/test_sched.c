@@ -540,6 +540,26 @@ static void the_listener_may_stop(void **state)
     end(f);
 }
 
+/* The other choices do not wait for a first that has ended. */
+static void a_choice_may_end_before_its_prompt(void **state)
+{
+    struct sched_limits limits = limits_of(64, 8, 8, false);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_request r = request(f, 'A', 1, 12, 2);
+
+    r.n = 2;
+    submit(f, &r);
+    assert_string_equal(plan(f), "A8");
+    sched_stop(f->sched, f->ids['A'], 0, f->now);
+    assert_string_equal(plan(f), "A8"); /* nothing was known to be computed */
+    done_on(f, f->instance, &f->older);
+    done_on(f, f->instance, &f->step);
+    assert_string_equal(run(f), "A4*");
+    assert_string_equal(run(f), "A1*");
+    assert_string_equal(f->events, "A.stop A100 A101 A.length A! ");
+    end(f);
+}
+
 static void nothing_to_sample(void **state)
 {
     struct sched_limits limits = limits_of(64, 8, 8, false);
@@ -954,6 +974,7 @@ int main(void)
         cmocka_unit_test(choices_share_their_prompt),
         cmocka_unit_test(stop_tokens),
         cmocka_unit_test(the_listener_may_stop),
+        cmocka_unit_test(a_choice_may_end_before_its_prompt),
         cmocka_unit_test(nothing_to_sample),
         cmocka_unit_test(cancelled_within_a_step),
         cmocka_unit_test(the_queue_is_bounded),
