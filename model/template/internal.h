@@ -384,6 +384,8 @@ struct str *str_copy(struct run *r, const char *data, size_t len);
 struct str *str_lit(struct run *r, const char *s);
 struct str *str_cat(struct run *r, struct str *a, struct str *b);
 size_t str_chars(struct str *s);
+/* For strings of a template, which several renderings share: nothing is written to it any more. */
+void str_freeze(struct str *s);
 size_t str_offset(struct str *s, size_t chars); /* byte offset of a code point */
 struct str *str_sub(struct run *r, struct str *s, size_t from, size_t to); /* bytes, shared */
 bool str_is(const struct str *s, const char *lit);

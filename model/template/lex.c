@@ -440,4 +440,7 @@ void lex(struct run *r, const char *text, size_t len, struct tokens *ret)
             lex_tag(&x, kind == '{');
     }
     add(&x, TOK_EOF);
+    for (size_t i = 0; i < ret->n; i++)
+        if (is_str(ret->v[i].value))
+            str_freeze(ret->v[i].value.s);
 }

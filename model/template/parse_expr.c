@@ -119,6 +119,7 @@ static struct node *parse_string(struct parser *p)
     struct node *n = constant(p, p->at->value);
     for (; p->at->type == TOK_STRING; p->at++)
         n->value = v_str(str_cat(p->r, n->value.s, p->at->value.s));
+    str_freeze(n->value.s);
     return n;
 }
 

@@ -178,6 +178,12 @@ size_t str_chars(struct str *s)
     return s->chars = n;
 }
 
+void str_freeze(struct str *s)
+{
+    s->block = NULL;
+    str_chars(s);
+}
+
 size_t str_offset(struct str *s, size_t chars)
 {
     if (str_chars(s) == s->len)
