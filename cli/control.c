@@ -16,6 +16,11 @@ struct control {
     struct grpc_client *client;
 };
 
+static bool interrupted(void *user)
+{
+    return cli_interrupted;
+}
+
 int control_open_socket(const char *socket, struct control **ret, struct error *err)
 {
     struct control *control = x_alloc(sizeof *control);
@@ -26,6 +31,7 @@ int control_open_socket(const char *socket, struct control **ret, struct error *
         control_free(control);
         return r;
     }
+    grpc_client_on_interrupt(control->client, interrupted, NULL);
     *ret = control;
     return 0;
 }
@@ -102,11 +108,6 @@ static int on_message(const ProtobufCMessage *message, void *user)
     return stream->ended;
 }
 
-static bool interrupted(void *user)
-{
-    return cli_interrupted;
-}
-
 int control_stream(struct control *control, const char *method, const ProtobufCMessage *request,
                    const ProtobufCMessageDescriptor *response,
                    int (*each)(void *ctx, const ProtobufCMessage *message), void *ctx,
@@ -114,8 +115,7 @@ int control_stream(struct control *control, const char *method, const ProtobufCM
 {
     _cleanup_free_ char *path = path_of(method);
     struct stream stream = {.each = each, .ctx = ctx};
-    struct grpc_client_stream callbacks = {
-        .message = on_message, .interrupted = interrupted, .user = &stream};
+    struct grpc_client_stream callbacks = {.message = on_message, .user = &stream};
 
     int r = grpc_client_stream_sync(control->client, path, request, response, GRPC_NO_TIMEOUT,
                                     &callbacks, err);
@@ -142,7 +142,9 @@ void control_release(struct control *control, const char *id, bool keep_warm)
 
     request.id = (char *)id;
     request.keep_warm = keep_warm;
+    grpc_client_on_interrupt(control->client, NULL, NULL); /* most of all then */
     if (control_call(control, "StopInstance", &request.base,
                      &ember__v1__stop_instance_response__descriptor, 10000, &response, NULL) == 0)
         protobuf_c_message_free_unpacked(&response->base, NULL);
+    grpc_client_on_interrupt(control->client, interrupted, NULL);
 }

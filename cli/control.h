@@ -21,8 +21,8 @@ DEFINE_CLEANUP(struct control *, control_free)
 
 /*
  * One unary call; `method` is "SpawnInstance". The caller frees *ret with
- * protobuf_c_message_free_unpacked. -ECONNREFUSED: no daemon there; other errors carry the daemon's
- * text.
+ * protobuf_c_message_free_unpacked. -ECONNREFUSED: no daemon there; -ECANCELED: interrupted; other
+ * errors carry the daemon's text.
  */
 int control_call(struct control *control, const char *method, const ProtobufCMessage *request,
                  const ProtobufCMessageDescriptor *response, int timeout_ms, void *ret,

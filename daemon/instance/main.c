@@ -275,6 +275,7 @@ int main(int argc, char **argv)
     uint64_t entered = clock_ns();
 
     signal(SIGPIPE, SIG_IGN);
+    fcntl(LINK_FD, F_SETFD, FD_CLOEXEC); /* a compiler that we start is not emberd's child */
     log_init("ember-instance", LOG_LEVEL_INFO);
     int r = receive_start(&instance, &err);
     if (r < 0) {

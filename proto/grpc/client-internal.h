@@ -30,6 +30,8 @@ struct grpc_client {
     TAILQ_HEAD(, grpc_client_call) ended; /* `done` to be called */
     struct event *ended_event;
     enum grpc_status last_status;
+    bool (*interrupted)(void *user); /* NULL: blocking calls cannot be */
+    void *interrupted_user;
 };
 
 /* Owned by its connection's list until it has ended, then by client->ended until `done` returns. */

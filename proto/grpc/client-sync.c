@@ -12,6 +12,7 @@ struct wait {
     size_t n_messages;
     ProtobufCMessage *response; /* a copy of the single one */
     bool done;
+    struct grpc_client *client;
     struct grpc_client_call *call;
     struct error *err;
     enum grpc_status status;
@@ -68,8 +69,9 @@ static void on_done(struct grpc_client_call *call, enum grpc_status status, cons
 static void on_poll(evutil_socket_t fd, short what, void *user)
 {
     struct wait *wait = user;
+    struct grpc_client *client = wait->client;
 
-    if (!wait->done && wait->stream->interrupted(wait->stream->user))
+    if (!wait->done && client->interrupted(client->interrupted_user))
         grpc_client_cancel(wait->call);
 }
 
@@ -87,7 +89,7 @@ static int run(struct grpc_client *client, const char *path, const ProtobufCMess
                               &wait->call, wait->err);
     if (r < 0)
         return r;
-    if (wait->stream && wait->stream->interrupted) {
+    if (client->interrupted) {
         poll = event_new(client->base, -1, EV_PERSIST, on_poll, wait);
         if (poll)
             event_add(poll, &every);
@@ -100,12 +102,18 @@ static int run(struct grpc_client *client, const char *path, const ProtobufCMess
     return grpc_status_to_error(wait->status);
 }
 
+void grpc_client_on_interrupt(struct grpc_client *client, bool (*asked)(void *user), void *user)
+{
+    client->interrupted = asked;
+    client->interrupted_user = user;
+}
+
 int grpc_client_call_sync(struct grpc_client *client, const char *path,
                           const ProtobufCMessage *request,
                           const ProtobufCMessageDescriptor *response, uint64_t timeout_ms,
                           ProtobufCMessage **ret_response, struct error *err)
 {
-    struct wait wait = {.err = err, .status = GRPC_UNKNOWN};
+    struct wait wait = {.client = client, .err = err, .status = GRPC_UNKNOWN};
 
     int r = run(client, path, request, response, timeout_ms, &wait);
     if (r == 0)
@@ -120,7 +128,7 @@ int grpc_client_stream_sync(struct grpc_client *client, const char *path,
                             const ProtobufCMessageDescriptor *response, uint64_t timeout_ms,
                             const struct grpc_client_stream *stream, struct error *err)
 {
-    struct wait wait = {.stream = stream, .err = err, .status = GRPC_UNKNOWN};
+    struct wait wait = {.client = client, .stream = stream, .err = err, .status = GRPC_UNKNOWN};
 
     return run(client, path, request, response, timeout_ms, &wait);
 }

@@ -71,6 +71,13 @@ void grpc_client_cancel(struct grpc_client_call *call);
  * the exact status of the last blocking call, GRPC_UNAVAILABLE when it could not be started.
  */
 
+/*
+ * `interrupted` is asked every 50 ms and after each signal while a call blocks; true cancels it:
+ * -ECANCELED. NULL: nobody is asked.
+ */
+void grpc_client_on_interrupt(struct grpc_client *client, bool (*interrupted)(void *user),
+                              void *user);
+
 /* *ret_response is the caller's: protobuf_c_message_free_unpacked(response, NULL). */
 int grpc_client_call_sync(struct grpc_client *client, const char *path,
                           const ProtobufCMessage *request,
@@ -80,8 +87,6 @@ int grpc_client_call_sync(struct grpc_client *client, const char *path,
 struct grpc_client_stream {
     /* Each response, valid until this returns; non-zero cancels the call: -ECANCELED. */
     int (*message)(const ProtobufCMessage *response, void *user);
-    /* Asked every 50 ms and after each signal; true cancels the call: -ECANCELED. May be NULL. */
-    bool (*interrupted)(void *user);
     void *user;
 };
 int grpc_client_stream_sync(struct grpc_client *client, const char *path,

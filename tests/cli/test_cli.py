@@ -328,6 +328,27 @@ class Ends(unittest.TestCase):
             ids = [d.json("spawn")["instance"]["id"] for _ in range(2)]
             self.assertEqual(d.json("stop", *ids), {"stopped": ids})
 
+    def test_one_interrupt_ends_waiting_for_a_start(self):
+        with tempfile.TemporaryDirectory() as made:
+            slow, fds = os.path.join(made, "cc"), os.path.join(made, "fds")
+            with open(slow, "w") as f:
+                f.write(f"#!/bin/sh\nls -l /proc/self/fd > {fds}\nsleep 15\nexec cc \"$@\"\n")
+            os.chmod(slow, 0o755)
+            with Daemon("--standby=0", f"--cc={slow}") as d:
+                run = subprocess.Popen([EMBERCTL, "generate", QUESTION], env=d.env,
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                for _ in range(1000):
+                    if os.path.exists(fds) and os.path.getsize(fds):
+                        break
+                    time.sleep(0.01)
+                run.send_signal(signal.SIGINT)
+                _, said = run.communicate(timeout=5)
+                self.assertEqual(run.returncode, 130, said)
+                self.assertEqual(d.json("status")["leased"], 0)
+                d.end(signal.SIGKILL)
+            with open(fds) as f:  # a compiler gets nothing of ours but its three
+                self.assertNotIn("socket:", f.read())
+
     def test_interrupt_gives_the_instance_back(self):
         with Daemon() as d:
             run = subprocess.Popen([EMBERCTL, "generate", "--ignore-eos", "-n", "1900", QUESTION],

@@ -433,12 +433,16 @@ static void test_sync(void **state)
     assert_int_equal(grpc_client_stream_sync(client, count, &request.base, type, 0, &stream, &err),
                      -ECANCELED);
     assert_int_equal(n, 500);
-    struct grpc_client_stream stop = {
-        .message = count_message, .interrupted = interrupted, .user = &polls};
+    grpc_client_on_interrupt(client, interrupted, &polls);
     assert_int_equal(grpc_client_stream_sync(client, "/ember.test.Echo/Hang", &request.base, type,
-                                             0, &stop, &err),
+                                             0, &stream, &err),
                      -ECANCELED);
     assert_int_equal(polls, 3);
+    assert_int_equal(grpc_client_call_sync(client, "/ember.test.Echo/Hang", &request.base, type, 0,
+                                           &response, &err),
+                     -ECANCELED);
+    assert_int_equal(polls, 4);
+    grpc_client_on_interrupt(client, NULL, NULL);
 
     kill(pid, SIGKILL);
     waitpid(pid, NULL, 0);
