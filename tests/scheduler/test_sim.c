@@ -208,8 +208,7 @@ static void a_crowd_does_not_delay_one(void **state)
                                 .step_ns = 1e6,
                                 .token_ns = 1e4,
                                 .content = true};
-    struct sim_request *requests = x_alloc(1001 * sizeof *requests);
-    _cleanup_free_ void *owned = requests;
+    _cleanup_free_ struct sim_request *requests = x_alloc(1001 * sizeof *requests);
     struct sim_report crowd, alone;
 
     for (int i = 0; i < 1000; i++)
