@@ -121,6 +121,12 @@ static void wake_route(struct gw *gw, struct http_request *http, struct buffer *
     http_reply(http, 200, NULL, NULL, 0);
 }
 
+static void reset_cache(struct gw *gw, struct http_request *http, struct buffer *out)
+{
+    gw->cache_epoch++;
+    http_reply(http, 200, NULL, NULL, 0);
+}
+
 /* Asleep means no instance runs any more, not that somebody has asked for it. */
 static void is_sleeping(struct gw *gw, struct http_request *http, struct buffer *out)
 {
@@ -140,11 +146,17 @@ static const struct route {
     bool admin;
     void (*serve)(struct gw *gw, struct http_request *http, struct buffer *out);
 } routes[] = {
-    {"GET", "/health", false, health},      {"GET", "/ping", false, ping},
-    {"POST", "/ping", false, ping},         {"GET", "/version", false, version},
-    {"GET", "/load", false, load},          {"GET", "/metrics", false, metrics},
-    {"GET", "/v1/models", false, models},   {"POST", "/sleep", true, sleep_route},
-    {"POST", "/wake_up", true, wake_route}, {"GET", "/is_sleeping", true, is_sleeping},
+    {"GET", "/health", false, health},
+    {"GET", "/ping", false, ping},
+    {"POST", "/ping", false, ping},
+    {"GET", "/version", false, version},
+    {"GET", "/load", false, load},
+    {"GET", "/metrics", false, metrics},
+    {"GET", "/v1/models", false, models},
+    {"POST", "/sleep", true, sleep_route},
+    {"POST", "/wake_up", true, wake_route},
+    {"GET", "/is_sleeping", true, is_sleeping},
+    {"POST", "/reset_prefix_cache", true, reset_cache},
 };
 
 bool admin_handle(struct gw *gw, struct http_request *http)

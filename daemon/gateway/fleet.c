@@ -425,7 +425,7 @@ static void on_spawn_done(struct grpc_client_call *call, enum grpc_status status
                  grpc_status_name(status), text);
         back_off(model);
         if (is_final(status) && TAILQ_EMPTY(&model->conns))
-            request_fail_all(model, status == GRPC_NOT_FOUND ? 404 : 503, 0, text);
+            request_fail_all(model, UINT64_MAX, status == GRPC_NOT_FOUND ? 404 : 503, 0, text);
     }
     gw_pump(model->gw);
 }
@@ -494,6 +494,23 @@ void fleet_scale(struct gw *gw, uint64_t now, uint64_t *ret_next)
     TAILQ_FOREACH(model, &gw->models, link)
     if (model->state == GW_MODEL_READY)
         scale_model(model, now, ret_next);
+}
+
+/* The scheduler's deadline ends with a request's first step; one that is to be replayed has none.
+ */
+void fleet_check(struct gw *gw)
+{
+    uint64_t now = clock_ns(), limit = gw->options.queue_timeout;
+    struct gw_model *model;
+
+    TAILQ_FOREACH(model, &gw->models, link)
+    {
+        if (model->state != GW_MODEL_READY || count_conns(model, true))
+            model->driven_ns = now;
+        else if (now - model->driven_ns > limit && now > limit)
+            request_fail_all(model, now - limit, 503, 1,
+                             "No instance of the model could be had in time.");
+    }
 }
 
 static bool end_failed(struct gw *gw)

@@ -62,8 +62,8 @@ struct gw_model {
     unsigned starting; /* spawns under way */
     uint64_t retry_ns; /* no spawn before; after a failure */
     uint64_t retry_delay;
-    bool asleep;         /* /sleep: no instance is wanted */
-    uint64_t recheck_ns; /* when scale wants to be asked again */
+    uint64_t driven_ns; /* when it last had an instance */
+    bool asleep;        /* /sleep: no instance is wanted */
     /* What emberd said last. */
     int warmth;
     uint64_t weights_bytes;
@@ -85,6 +85,7 @@ struct gw {
     struct event *pump, *tick, *second;
     unsigned n_jobs, n_running; /* running: handed to the scheduler */
     uint64_t started_ns, drain_until;
+    unsigned cache_epoch; /* part of every salt: another one forgets the prefix cache */
     bool draining;
 };
 
@@ -99,8 +100,9 @@ void request_handle(void *ctx, struct http_request *http);
 void request_event(void *context, const struct sched_event *event);
 /* The model has become READY, or (err) could not be read. */
 void request_model_ready(struct gw_model *model, const struct error *err);
-/* Ends every request of the model with an error. */
-void request_fail_all(struct gw_model *model, int status, unsigned retry_s, const char *text);
+/* Ends every request of the model that came before then with an error. */
+void request_fail_all(struct gw_model *model, uint64_t before_ns, int status, unsigned retry_s,
+                      const char *text);
 /* Called every half second: heartbeats. */
 void request_heartbeats(struct gw *gw);
 /* emberd's list of models has been read again, or (error) could not be. */
@@ -124,6 +126,8 @@ void fleet_scale(struct gw *gw, uint64_t now, uint64_t *ret_next);
 void fleet_run(struct gw *gw);
 /* The scheduler found a step overdue (from within its events). */
 void fleet_stalled(struct conn *conn);
+/* Called every half second: requests whose model has had no instance for too long fail. */
+void fleet_check(struct gw *gw);
 /* emberd answered lately. */
 bool fleet_connected(const struct gw *gw);
 

@@ -61,6 +61,7 @@ static void on_second(int fd, short what, void *arg)
     struct gw *gw = arg;
 
     request_heartbeats(gw);
+    fleet_check(gw);
     if (turns++ % LIST_EVERY == 0 || !fleet_connected(gw))
         fleet_list(gw);
     gw_pump(gw);

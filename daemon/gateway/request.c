@@ -156,6 +156,8 @@ static int submit_part(struct gw_job *job, struct gw_part *part, uint32_t *ret_r
     const struct api_request *api = &job->api;
     const struct api_prompt *prompt = &api->prompts[part->index];
     uint64_t now = clock_ns();
+    _cleanup_free_ char *salt =
+        x_printf("%u %s", job->gw->cache_epoch, api->cache_salt ? api->cache_salt : "");
     struct sched_request request = {
         .model = job->model->sched,
         .client = http_client(job->http),
@@ -169,8 +171,8 @@ static int submit_part(struct gw_job *job, struct gw_part *part, uint32_t *ret_r
         .n_stop_ids = (uint32_t)api->n_stop_ids,
         .ignore_eos = api->ignore_eos,
         .prompt_logprobs = api->prompt_logprobs >= 0 || (api->echo && api->logprobs >= 0),
-        .cache_salt = api->cache_salt,
-        .cache_salt_len = api->cache_salt ? strlen(api->cache_salt) : 0,
+        .cache_salt = salt,
+        .cache_salt_len = strlen(salt),
         .sampling = &api->sampling,
         .deadline = now + job->gw->options.queue_timeout,
         .user = part,
@@ -570,13 +572,15 @@ void request_first_step(void *user)
 
 /* ---- all at once ---- */
 
-void request_fail_all(struct gw_model *model, int status, unsigned retry_s, const char *text)
+void request_fail_all(struct gw_model *model, uint64_t before_ns, int status, unsigned retry_s,
+                      const char *text)
 {
     struct gw_job *job, *next;
 
     for (job = TAILQ_FIRST(&model->gw->jobs); job; job = next) {
         next = TAILQ_NEXT(job, link);
-        if (job->model != model || !job->n_live)
+        if (job->model != model || !job->n_live || !job->http ||
+            http_received_ns(job->http) >= before_ns)
             continue;
         job_fail(job, status, "model_unavailable", NULL, retry_s, text);
         job_cancel(job);

@@ -306,7 +306,7 @@ static int check_sampling(const struct text *text, const struct api_request *req
     for (size_t i = 0; i < request->sampling.n_bias_tokens; i++) {
         if (request->sampling.bias_tokens[i] < text->vocab_size)
             continue;
-        error_set(&err, EINVAL, "token id %u is out of vocabulary (%u)",
+        error_set(&err, EINVAL, "logit_bias: token id %u is out of vocabulary (%u)",
                   request->sampling.bias_tokens[i], text->vocab_size);
         return fail_with(fail, "logit_bias", &err);
     }
