@@ -218,10 +218,46 @@ static int lower_add(struct lowering *l)
     return 0;
 }
 
+/* The kernel of a family for a weight's form; int8_x: x is int8 as well. */
+static int begin_weight(struct lowering *l, const char *family, uint32_t operand, int64_t quant,
+                        bool int8_x, uint64_t max_rows)
+{
+    static const char *const names[EMBER_QUANT_COUNT] = {[EMBER_QUANT_INT4] = "int4",
+                                                         [EMBER_QUANT_FP4] = "fp4",
+                                                         [EMBER_QUANT_INT8] = "int8",
+                                                         [EMBER_QUANT_FP8] = "fp8"};
+    char name[32];
+    if (quant == EMBER_QUANT_NONE)
+        return begin_dtype(l, family, operand, max_rows);
+    if (quant < 0 || quant >= EMBER_QUANT_COUNT || (int8_x && quant != EMBER_QUANT_INT8))
+        return unsupported(l, "%s: no kernel for weights quantised as %lld", family,
+                           (long long)quant);
+    snprintf(name, sizeof(name), "%s.%s%s", family, names[quant], int8_x ? "x8" : "");
+    begin(l, name, max_rows);
+    return 0;
+}
+
+/* The words from `at` on of a quantised weight: scales, zeros, group, x's scales. */
+static void set_quant(struct lowering *l, uint32_t at, uint32_t scale, uint32_t zero,
+                      uint32_t x_scale, int64_t group)
+{
+    const struct ember_tensor *s = &l->op->t[scale], *z = &l->op->t[zero];
+    set_rows(l, at, scale);
+    set_int(l, at + 1, s->row_stride / (s->rank > 2 ? s->dim[1] : 1));
+    set_int(l, at + 2, s->dtype);
+    set_rows(l, at + 3, zero);
+    set_int(l, at + 4, z->row_stride / (z->rank > 2 ? z->dim[1] : 1));
+    set_int(l, at + 5, (uint64_t)group);
+    set_rows(l, at + 6, x_scale);
+}
+
 static int lower_linear(struct lowering *l)
 {
-    const struct ember_tensor *w = &l->op->t[LINEAR_W], *out = &l->op->t[LINEAR_OUT];
-    int r = begin_dtype(l, "linear", LINEAR_W, out->dim[0]);
+    const struct ember_op *op = l->op;
+    const struct ember_tensor *w = &op->t[LINEAR_W], *out = &op->t[LINEAR_OUT];
+    uint32_t K = op->t[LINEAR_X].dim[1];
+    int r = begin_weight(l, "linear", LINEAR_W, op->i[LINEAR_I_QUANT], op->t[LINEAR_X_SCALE].rank,
+                         out->dim[0]);
     if (!r)
         r = need_float(l, LINEAR_B, "linear bias");
     if (r)
@@ -231,10 +267,13 @@ static int lower_linear(struct lowering *l)
     set_weight(l, LIN_B, LINEAR_B);
     set_rows(l, LIN_OUT, LINEAR_OUT);
     set_int(l, LIN_N, w->dim[0]);
-    set_int(l, LIN_K, w->dim[1]);
-    set_float(l, LIN_SCALE, l->op->f[LINEAR_F_SCALE]);
-    set_float(l, LIN_SOFTCAP, l->op->f[LINEAR_F_SOFTCAP]);
-    blocks(l, (w->dim[0] + 7) / 8, (double)out->dim[0] * w->dim[0] * w->dim[1]);
+    set_int(l, LIN_K, K);
+    set_float(l, LIN_SCALE, op->f[LINEAR_F_SCALE]);
+    set_float(l, LIN_SOFTCAP, op->f[LINEAR_F_SOFTCAP]);
+    if (op->i[LINEAR_I_QUANT])
+        set_quant(l, LINQ_SCALES, LINEAR_W_SCALE, LINEAR_W_ZERO, LINEAR_X_SCALE,
+                  op->i[LINEAR_I_GROUP]);
+    blocks(l, (w->dim[0] + 7) / 8, (double)out->dim[0] * w->dim[0] * K);
     return 0;
 }
 
@@ -413,15 +452,16 @@ static int lower_moe_linear(struct lowering *l)
     if (w->dim[0] > ROUTE_MAX_EXPERTS)
         return unsupported(l, "moe_linear: %u experts, these kernels take %d", w->dim[0],
                            ROUTE_MAX_EXPERTS);
-    int r = begin_dtype(l, "moe_linear", MOE_W, ids->dim[0]);
+    int r = begin_weight(l, "moe_linear", MOE_W, op->i[MOE_I_QUANT], op->t[MOE_X_SCALE].rank,
+                         ids->dim[0]);
     if (!r)
         r = need_float(l, MOE_B, "expert bias");
     if (r)
         return r;
-    uint64_t element = w->dtype == EMBER_F32 ? 4 : 2;
+    uint32_t K = op->t[MOE_X].dim[1];
     set_rows(l, MOEA_X, MOE_X);
     set_tensor(l, MOEA_W, MOE_W);
-    set_int(l, MOEA_W_STRIDE, w->dim[2] * element);
+    set_int(l, MOEA_W_STRIDE, w->row_stride / w->dim[1]);
     set_int(l, MOEA_W_EXPERT_STRIDE, w->row_stride);
     set_rows(l, MOEA_B, MOE_B);
     set_int(l, MOEA_B_DTYPE, b->dtype);
@@ -429,11 +469,12 @@ static int lower_moe_linear(struct lowering *l)
     set_rows(l, MOEA_OUT, MOE_OUT);
     set_int(l, MOEA_E, w->dim[0]);
     set_int(l, MOEA_N, w->dim[1]);
-    set_int(l, MOEA_K, w->dim[2]);
+    set_int(l, MOEA_K, K);
     set_int(l, MOEA_TOPK, (uint64_t)op->i[MOE_I_TOPK]);
     set_int(l, MOEA_PER_SLOT, (uint64_t)op->i[MOE_I_PER_SLOT]);
-    blocks(l, (w->dim[1] + 7) / 8,
-           (double)ids->dim[0] * (double)op->i[MOE_I_TOPK] * w->dim[1] * w->dim[2]);
+    if (op->i[MOE_I_QUANT])
+        set_quant(l, MOEQ_SCALES, MOE_W_SCALE, MOE_W_ZERO, MOE_X_SCALE, op->i[MOE_I_GROUP]);
+    blocks(l, (w->dim[1] + 7) / 8, (double)ids->dim[0] * (double)op->i[MOE_I_TOPK] * w->dim[1] * K);
     return 0;
 }
 
@@ -490,6 +531,37 @@ static int lower_argmax(struct lowering *l)
     return 0;
 }
 
+static int lower_permute(struct lowering *l)
+{
+    const struct ember_tensor *x = &l->op->t[PERMUTE_X];
+    int r = need_dtype(l, PERMUTE_ORDER, EMBER_I32, "order");
+    if (r)
+        return r;
+    begin(l, "permute", x->dim[0]);
+    set_rows(l, PRM_X, PERMUTE_X);
+    set_tensor(l, PRM_ORDER, PERMUTE_ORDER);
+    set_rows(l, PRM_OUT, PERMUTE_OUT);
+    set_int(l, PRM_K, x->dim[1]);
+    blocks(l, x->dim[0], 2.0 * x->dim[0] * x->dim[1]);
+    return 0;
+}
+
+static int lower_quantize(struct lowering *l)
+{
+    const struct ember_tensor *x = &l->op->t[QUANTIZE_X];
+    int r = need_dtype(l, QUANTIZE_OUT, EMBER_I8, "int8 x");
+    if (r)
+        return r;
+    begin(l, "quantize", x->dim[0]);
+    set_rows(l, QNT_X, QUANTIZE_X);
+    set_rows(l, QNT_OUT, QUANTIZE_OUT);
+    set_rows(l, QNT_SCALE, QUANTIZE_SCALE);
+    set_int(l, QNT_K, x->dim[1]);
+    set_int(l, QNT_REPEAT, (uint64_t)l->op->i[QUANTIZE_I_REPEAT]);
+    blocks(l, x->dim[0], 4.0 * x->dim[0] * x->dim[1]);
+    return 0;
+}
+
 static int lower_op(struct lowering *l)
 {
     switch (l->op->kind) {
@@ -523,6 +595,10 @@ static int lower_op(struct lowering *l)
         return lower_rows(l, COPY_X, COPY_OUT, false);
     case EMBER_OP_ARGMAX:
         return lower_argmax(l);
+    case EMBER_OP_PERMUTE:
+        return lower_permute(l);
+    case EMBER_OP_QUANTIZE:
+        return lower_quantize(l);
     }
     return unsupported(l, "op kind %u is not known", l->op->kind);
 }

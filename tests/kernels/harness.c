@@ -233,10 +233,13 @@ static void compare_output(const struct kcase *c, const struct ember_tensor *t,
     for (uint32_t r = 0; r < t->dim[0]; r++) {
         for (uint64_t i = 0; i < n; i++) {
             if (t->dtype != EMBER_F32) {
-                if (memcmp(row_at(want, t, r) + i * 4, row_at(got, t, r) + i * 4, 4))
+                uint64_t size = dtype_bytes[t->dtype];
+                int32_t has = 0, wants = 0; /* I8: its bits */
+                memcpy(&has, row_at(got, t, r) + i * size, size);
+                memcpy(&wants, row_at(want, t, r) + i * size, size);
+                if (has != wants)
                     fail_msg("%s (%s): row %u element %llu: %d, not %d", what, isa, r,
-                             (unsigned long long)i, ((int32_t *)row_at(got, t, r))[i],
-                             ((int32_t *)row_at(want, t, r))[i]);
+                             (unsigned long long)i, has, wants);
                 continue;
             }
             float w = ((float *)row_at(want, t, r))[i], g = ((float *)row_at(got, t, r))[i];

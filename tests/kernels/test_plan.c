@@ -176,6 +176,44 @@ static void make_moe(struct ember_tensor h, struct ember_tensor out)
     o->i[COMBINE_I_TOPK] = K;
 }
 
+/* A weight operand [rows, cols] of any dtype. */
+static struct ember_tensor codes(enum ember_dtype dtype, uint32_t rows, uint32_t cols)
+{
+    struct ember_tensor t = w(2, rows, (cols * dtype_size(dtype) + 1) / 2, 0);
+    t.dtype = dtype;
+    t.dim[1] = cols;
+    t.row_stride = (uint64_t)cols * dtype_size(dtype);
+    return t;
+}
+
+/* h through a permutation and a 4-bit weight, then as int8 through an 8-bit one. */
+static void make_quantised(struct ember_tensor h)
+{
+    struct ember_tensor sorted = s(T, D), out = s(T, D), scale = s(T, 1), x8,
+                        order = w(1, 2 * D, 0, 0);
+    struct ember_op *o = op(EMBER_OP_PERMUTE);
+    assert_int_equal(plan_scratch(plan, EMBER_I8, T, D, &x8, NULL), 0);
+    order.dtype = EMBER_I32;
+    order.dim[0] = D;
+    o->t[PERMUTE_X] = h;
+    o->t[PERMUTE_ORDER] = order;
+    o->t[PERMUTE_OUT] = sorted;
+    o = linear(sorted, codes(EMBER_U8, D, (D + 31) / 32 * 16), out);
+    o->t[LINEAR_W_SCALE] = codes(EMBER_F16, D, (D + 31) / 32);
+    o->t[LINEAR_W_ZERO] = codes(EMBER_U8, D, (D + 31) / 32);
+    o->i[LINEAR_I_QUANT] = EMBER_QUANT_INT4;
+    o->i[LINEAR_I_GROUP] = 32;
+    o = op(EMBER_OP_QUANTIZE);
+    o->t[QUANTIZE_X] = h;
+    o->t[QUANTIZE_OUT] = x8;
+    o->t[QUANTIZE_SCALE] = scale;
+    o = linear(x8, codes(EMBER_I8, D, D), out);
+    o->t[LINEAR_W_SCALE] = codes(EMBER_BF16, D, 1);
+    o->t[LINEAR_X_SCALE] = scale;
+    o->i[LINEAR_I_QUANT] = EMBER_QUANT_INT8;
+    o->i[LINEAR_I_GROUP] = 1 << 20;
+}
+
 static void make_head(struct ember_tensor x)
 {
     struct ember_tensor g = s(R, D), logits = {.arena = EMBER_ARENA_IO,
@@ -239,6 +277,7 @@ static int setup(void **state)
     o = op(EMBER_OP_ADD);
     o->t[ADD_X] = x;
     o->t[ADD_DELTA] = delta;
+    make_quantised(h);
     make_moe(h, delta);
     make_head(x);
     plan->arena_bytes[EMBER_ARENA_WEIGHTS] = weights_at;
@@ -278,7 +317,7 @@ static void refused(uint32_t i, int slot, const char *how)
 static bool optional(uint16_t kind, int slot)
 {
     return (kind == EMBER_OP_NORM && (slot == NORM_B || slot == NORM_DELTA)) ||
-           (kind == EMBER_OP_LINEAR && slot == LINEAR_B) ||
+           (kind == EMBER_OP_LINEAR && (slot == LINEAR_B || slot == LINEAR_W_ZERO)) ||
            (kind == EMBER_OP_SPLIT_NORM_ROPE && slot == SNR_ROPE) ||
            (kind == EMBER_OP_ATTENTION && slot == ATTN_SINKS) ||
            (kind == EMBER_OP_MOE_ROUTE && slot == ROUTE_BIAS) ||
@@ -295,13 +334,15 @@ static void spoil(uint32_t i, int slot)
     *t = good
     SPOIL(t->offset = UINT64_MAX - 3);
     SPOIL(t->offset = plan->arena_bytes[t->arena]);
-    SPOIL(t->offset += 1);
+    if (dtype_size(t->dtype) > 1) {
+        SPOIL(t->offset += 1);
+    }
     SPOIL(t->arena = 9);
     SPOIL(t->arena = EMBER_ARENA_STATE);
     SPOIL(t->rank = t->rank == 1 ? 2 : 1);
     SPOIL(t->rank = 4);
     SPOIL(t->dtype = EMBER_DTYPE_COUNT);
-    SPOIL(t->dtype = EMBER_U8);
+    SPOIL(t->dtype = t->dtype == EMBER_U8 ? EMBER_I8 : EMBER_U8);
     SPOIL(t->dim[0] = 0);
     SPOIL(t->dim[0] = UINT32_MAX);
     SPOIL(t->reserved = 1);

@@ -61,6 +61,18 @@ enum {
     LIN_SOFTCAP
 };
 
+/* linear.QUANT: those of linear, then */
+enum {
+    LINQ_SCALES = LIN_SOFTCAP + 1,
+    LINQ_SCALES_STRIDE,
+    LINQ_SCALES_DTYPE,
+    LINQ_ZEROS,
+    LINQ_ZEROS_STRIDE,
+    LINQ_GROUP,
+    LINQ_X_SCALE,
+    LINQ_X_SCALE_STRIDE
+};
+
 /* rope_table */
 enum {
     RPT_POSITIONS = ARG_FIRST,
@@ -192,6 +204,18 @@ enum {
     MOEA_PER_SLOT
 };
 
+/* moe_linear.QUANT: those of moe_linear, then; the strides are those of rows of one matrix */
+enum {
+    MOEQ_SCALES = MOEA_PER_SLOT + 1,
+    MOEQ_SCALES_STRIDE,
+    MOEQ_SCALES_DTYPE,
+    MOEQ_ZEROS,
+    MOEQ_ZEROS_STRIDE,
+    MOEQ_GROUP,
+    MOEQ_X_SCALE,
+    MOEQ_X_SCALE_STRIDE
+};
+
 /* moe_combine */
 enum {
     CMB_Y = ARG_FIRST,
@@ -210,6 +234,21 @@ enum {
 
 /* gather (CPY_INDEX set) and copy */
 enum { CPY_X = ARG_FIRST, CPY_X_STRIDE, CPY_INDEX, CPY_OUT, CPY_OUT_STRIDE, CPY_BYTES, CPY_X_ROWS };
+
+/* permute */
+enum { PRM_X = ARG_FIRST, PRM_X_STRIDE, PRM_ORDER, PRM_OUT, PRM_OUT_STRIDE, PRM_K };
+
+/* quantize; rows are the header's times QNT_REPEAT */
+enum {
+    QNT_X = ARG_FIRST,
+    QNT_X_STRIDE,
+    QNT_OUT,
+    QNT_OUT_STRIDE,
+    QNT_SCALE,
+    QNT_SCALE_STRIDE,
+    QNT_K,
+    QNT_REPEAT
+};
 
 /* argmax */
 enum { AMX_X = ARG_FIRST, AMX_X_STRIDE, AMX_OUT, AMX_V };

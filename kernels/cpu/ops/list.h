@@ -12,6 +12,13 @@
     X(linear_f32, "linear.f32", linear)                                                            \
     X(linear_f16, "linear.f16", linear)                                                            \
     X(linear_bf16, "linear.bf16", linear)                                                          \
+    X(linear_int4, "linear.int4", linear_quant)                                                    \
+    X(linear_fp4, "linear.fp4", linear_quant)                                                      \
+    X(linear_int8, "linear.int8", linear_quant)                                                    \
+    X(linear_fp8, "linear.fp8", linear_quant)                                                      \
+    X(linear_int8x8, "linear.int8x8", linear_quant)                                                \
+    X(permute, "permute", rows)                                                                    \
+    X(quantize, "quantize", rows)                                                                  \
     X(rope_table, "rope_table", rope)                                                              \
     X(split_norm_rope, "split_norm_rope", rope)                                                    \
     X(attention, "attention", attention)                                                           \
@@ -21,6 +28,11 @@
     X(moe_linear_f32, "moe_linear.f32", moe_linear)                                                \
     X(moe_linear_f16, "moe_linear.f16", moe_linear)                                                \
     X(moe_linear_bf16, "moe_linear.bf16", moe_linear)                                              \
+    X(moe_linear_int4, "moe_linear.int4", moe_linear_quant)                                        \
+    X(moe_linear_fp4, "moe_linear.fp4", moe_linear_quant)                                          \
+    X(moe_linear_int8, "moe_linear.int8", moe_linear_quant)                                        \
+    X(moe_linear_fp8, "moe_linear.fp8", moe_linear_quant)                                          \
+    X(moe_linear_int8x8, "moe_linear.int8x8", moe_linear_quant)                                    \
     X(moe_combine, "moe_combine", moe)                                                             \
     X(copy, "copy", rows)                                                                          \
     X(argmax, "argmax", rows)                                                                      \
@@ -29,7 +41,9 @@
 
 /* X(source file without .c) */
 #define CPU_SOURCES(X)                                                                             \
-    X(attention) X(linear) X(measure) X(moe) X(moe_linear) X(norm) X(rope) X(rows)
+    X(attention)                                                                                   \
+    X(linear) X(linear_quant) X(measure) X(moe) X(moe_linear) X(moe_linear_quant) X(norm) X(rope)  \
+        X(rows)
 
 /* Written by embed.py. */
 struct cpu_source_text {

@@ -7,6 +7,7 @@
  * reads its part of an expert's weights once for all the slots that chose it.
  */
 #include "kernels/cpu/ops/args.h"
+#include "kernels/cpu/ops/moe_sort.h"
 #include "kernels/cpu/ops/tile.h"
 
 #ifdef SPEC_K
@@ -14,28 +15,6 @@
 #else
 #define MOE_K_DIM args[MOEA_K]
 #endif
-
-#define MOE_CHUNK 2048
-
-/* order[0..n) = slots of the chunk by expert; start[e] .. start[e + 1] are those of expert e. */
-static void moe_sort(const uint64_t *args, size_t first, size_t n, uint16_t *order, uint32_t *start)
-{
-    const char *ids = arg_pointer(args[MOEA_IDS]);
-    const size_t E = args[MOEA_E], topk = args[MOEA_TOPK], stride = args[MOEA_IDS_STRIDE];
-    uint16_t expert[MOE_CHUNK];
-    for (size_t e = 0; e < E + 2; e++)
-        start[e] = 0;
-    for (size_t i = 0; i < n; i++) {
-        size_t slot = first + i;
-        uint32_t id = ((const uint32_t *)(ids + slot / topk * stride))[slot % topk];
-        expert[i] = (uint16_t)(id < E ? id : E - 1);
-        start[expert[i] + 2]++;
-    }
-    for (size_t e = 2; e < E + 2; e++)
-        start[e] += start[e - 1];
-    for (size_t i = 0; i < n; i++)
-        order[start[expert[i] + 1]++] = (uint16_t)i;
-}
 
 INLINE void moe_expert(const uint64_t *args, const enum ember_dtype dtype, size_t e, size_t first,
                        const uint16_t *slots, size_t n_slots, struct range range)

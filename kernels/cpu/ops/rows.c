@@ -148,6 +148,61 @@ KERNEL(act)
     }
 }
 
+KERNEL(permute)
+{
+    const char *x = arg_pointer(args[PRM_X]);
+    const uint32_t *order = (const uint32_t *)arg_pointer(args[PRM_ORDER]);
+    char *out = arg_pointer(args[PRM_OUT]);
+    const size_t K = args[PRM_K];
+    struct range range = block_range(arg_rows(args), block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++) {
+        const float *from = (const float *)(x + r * args[PRM_X_STRIDE]);
+        float *to = (float *)(out + r * args[PRM_OUT_STRIDE]);
+        for (size_t k = 0; k < K; k++)
+            to[k] = from[order[k] < K ? order[k] : 0];
+    }
+}
+
+/* A maximum by magnitude, NaN when one element is NaN or infinite. */
+INLINE float largest_finite(const float *x, size_t K)
+{
+    vf most = v_zero(), odd = v_zero();
+    for (size_t k = 0; k < K; k += VL) {
+        vf v = v_get(x + k, V_LEFT(k, K));
+        most = v_max(v_abs(v), most);
+        odd = v_fma(v, v_zero(), odd); /* 0, or NaN for ever */
+    }
+    return v_reduce_max(most) + v_sum(odd);
+}
+
+/* As the reference does it: a division each, since x * (1 / scale) would round otherwise. */
+KERNEL(quantize)
+{
+    const char *x = arg_pointer(args[QNT_X]);
+    char *out = arg_pointer(args[QNT_OUT]), *scales = arg_pointer(args[QNT_SCALE]);
+    const size_t K = args[QNT_K], repeat = args[QNT_REPEAT] ? args[QNT_REPEAT] : 1;
+    size_t rows = *(const uint32_t *)arg_pointer(args[ARG_ROWS]) * repeat;
+    rows = rows < args[ARG_MAX_ROWS] ? rows : args[ARG_MAX_ROWS];
+    struct range range = block_range(rows, block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++) {
+        const float *from = (const float *)(x + r * args[QNT_X_STRIDE]);
+        int8_t *to = (int8_t *)(out + r * args[QNT_OUT_STRIDE]);
+        float scale = largest_finite(from, K) / 127.0f;
+        scale = scale == scale ? scale : __builtin_nanf(""); /* one NaN of many */
+        *(float *)(scales + r * args[QNT_SCALE_STRIDE]) = scale;
+        for (size_t k = 0; k < K; k += VL) {
+            size_t left = V_LEFT(k, K);
+            int32_t q[VL];
+            vf v = v_div(v_get(from + k, left), v_set(scale));
+            v = v_min(v_set(127.0f), v_max(v_set(-127.0f), v));
+            vi n = v_to_int(v);
+            __builtin_memcpy(q, &n, sizeof(q));
+            for (size_t i = 0; i < left; i++)
+                to[k + i] = scale > 0 ? (int8_t)q[i] : 0;
+        }
+    }
+}
+
 /*
  * The largest value first, four accumulators at a time, then the first place that holds it. In
  * v_max(x, best) a NaN in x leaves best alone.

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * linear over quantised weights: out[rows, N] = cap(scale * (x[rows, K] . w[N, K]^T + b)). Blocks
+ * split N; as linear.c, a block takes as many rows of w as stay in the second-level cache.
+ */
+#include "kernels/cpu/ops/args.h"
+#include "kernels/cpu/ops/tile_quant.h"
+
+#define LINEAR_CACHE_BYTES (384u << 10)
+
+INLINE struct quant_matrix linear_matrix(const uint64_t *args)
+{
+    return (struct quant_matrix){.w = arg_pointer(args[LIN_W]),
+                                 .scale = arg_pointer(args[LINQ_SCALES]),
+                                 .zero = arg_pointer(args[LINQ_ZEROS]),
+                                 .w_stride = args[LIN_W_STRIDE],
+                                 .scale_stride = args[LINQ_SCALES_STRIDE],
+                                 .zero_stride = args[LINQ_ZEROS_STRIDE],
+                                 .scale_dtype = (enum ember_dtype)args[LINQ_SCALES_DTYPE],
+                                 .K = args[LIN_K],
+                                 .group = args[LINQ_GROUP]};
+}
+
+/* quant EMBER_QUANT_NONE: int8 x with int8 w. */
+INLINE void linear_quant(const uint64_t *args, uint32_t block, uint32_t n_blocks,
+                         const enum ember_quant quant)
+{
+    const size_t rows = arg_rows(args);
+    const char *x = arg_pointer(args[LIN_X]), *x_scale = arg_pointer(args[LINQ_X_SCALE]);
+    char *out = arg_pointer(args[LIN_OUT]);
+    const struct quant_matrix q = linear_matrix(args);
+    const struct tile_post post = {arg_pointer(args[LIN_B]), (enum ember_dtype)args[LIN_B_DTYPE],
+                                   arg_float(args[LIN_SCALE]), arg_float(args[LIN_SOFTCAP])};
+    struct range range = block_range(args[LIN_N], block, n_blocks);
+    size_t step =
+        rows <= TILE_M ? range.end - range.first : LINEAR_CACHE_BYTES / q.w_stride & ~(size_t)3;
+    if (step < TILE_N)
+        step = TILE_N;
+    for (size_t n = range.first; n < range.end; n += step) {
+        size_t end = range.end - n < step ? range.end : n + step;
+        for (size_t r = 0, m; r < rows; r += m) {
+            m = tile_height(rows - r);
+            const char *xs[TILE_M];
+            float *outs[TILE_M], scales[TILE_M];
+            for (size_t i = 0; i < m; i++) {
+                xs[i] = x + (r + i) * args[LIN_X_STRIDE];
+                outs[i] = (float *)(out + (r + i) * args[LIN_OUT_STRIDE]);
+                if (quant == EMBER_QUANT_NONE)
+                    scales[i] = *(const float *)(x_scale + (r + i) * args[LINQ_X_SCALE_STRIDE]);
+            }
+            if (quant == EMBER_QUANT_NONE)
+                int8_rows(m, (const int8_t *const *)xs, scales, &q, outs, n, end, &post);
+            else
+                quant_rows(m, quant, (const float *const *)xs, &q, outs, n, end, &post);
+        }
+    }
+}
+
+KERNEL(linear_int4)
+{
+    linear_quant(args, block, n_blocks, EMBER_QUANT_INT4);
+}
+KERNEL(linear_fp4)
+{
+    linear_quant(args, block, n_blocks, EMBER_QUANT_FP4);
+}
+KERNEL(linear_int8)
+{
+    linear_quant(args, block, n_blocks, EMBER_QUANT_INT8);
+}
+KERNEL(linear_fp8)
+{
+    linear_quant(args, block, n_blocks, EMBER_QUANT_FP8);
+}
+KERNEL(linear_int8x8)
+{
+    linear_quant(args, block, n_blocks, EMBER_QUANT_NONE);
+}

@@ -1,0 +1,233 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Quantised weights, int8 activations and permutation against the reference. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "base/mem.h"
+#include "harness.h"
+#include "kernels/ref/ref.h"
+
+struct form {
+    const char *name;
+    enum ember_quant quant;
+    enum ember_dtype codes, scale;
+    uint32_t group; /* 0: one a row */
+    bool zero, int8_x;
+};
+static const struct form forms[] = {
+    {"int4 g32 f16 zero", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, true, false},
+    {"int4 g128 bf16", EMBER_QUANT_INT4, EMBER_U8, EMBER_BF16, 128, false, false},
+    {"int4 row f32 zero", EMBER_QUANT_INT4, EMBER_U8, EMBER_F32, 0, true, false},
+    {"fp4 g32 e8m0", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, false, false},
+    {"int8 row bf16", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, false, false},
+    {"int8 g64 f32", EMBER_QUANT_INT8, EMBER_I8, EMBER_F32, 64, false, false},
+    {"fp8 g128 f32", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, false, false},
+    {"fp8 g32 e8m0", EMBER_QUANT_FP8, EMBER_F8, EMBER_U8, 32, false, false},
+    {"int8x8 row bf16", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, false, true},
+    {"int8x8 row f32", EMBER_QUANT_INT8, EMBER_I8, EMBER_F32, 0, false, true},
+};
+
+static uint64_t operand_bytes(const struct ember_tensor *t)
+{
+    return t->rank > 1 ? t->row_stride * t->dim[0] : t->dim[0];
+}
+
+/* Random bytes `low` .. `low + n - 1` all over an operand, gaps between rows included. */
+static void fill_bytes(struct kcase *c, uint32_t slot, uint32_t low, uint32_t n)
+{
+    uint8_t *p = kcase_row(c, slot, 0);
+    for (uint64_t i = 0; i < operand_bytes(&c->op.t[slot]); i++)
+        p[i] = (uint8_t)(low + rnd(n));
+}
+
+/* Codes: any, but FP8's NaN; each kind's extremes come up by themselves. */
+static void fill_codes(struct kcase *c, uint32_t slot, enum ember_quant quant)
+{
+    uint8_t *p = kcase_row(c, slot, 0);
+    fill_bytes(c, slot, 0, 256);
+    for (uint64_t i = 0; quant == EMBER_QUANT_FP8 && i < operand_bytes(&c->op.t[slot]); i++)
+        if ((p[i] & 0x7f) == 0x7f)
+            p[i] ^= 1;
+}
+
+/* Operands of a weight of n rows (E matrices of n rows each when E is not 0) and K columns. */
+static void quant_operands(struct kcase *c, const struct form *f, uint32_t w, uint32_t scale,
+                           uint32_t zero, uint32_t E, uint32_t n, uint32_t K)
+{
+    uint32_t group = f->group ? f->group : (K + 31) / 32 * 32, G = (K + group - 1) / group;
+    bool four = f->quant == EMBER_QUANT_INT4 || f->quant == EMBER_QUANT_FP4;
+    uint32_t cols = four ? (K + 31) / 32 * 16 : K, rank = E ? 3 : 2, d0 = E ? E : n;
+    kcase_tensor(c, w, EMBER_ARENA_WEIGHTS, f->codes, 1, rank, d0, E ? n : cols, cols);
+    fill_codes(c, w, f->quant);
+    kcase_tensor(c, scale, EMBER_ARENA_WEIGHTS, f->scale, 0.01f, rank, d0, E ? n : G, G);
+    if (f->scale == EMBER_U8)
+        fill_bytes(c, scale, 120, 5);
+    if (!f->zero)
+        return;
+    kcase_tensor(c, zero, EMBER_ARENA_WEIGHTS, EMBER_U8, 1, rank, d0, E ? n : G, G);
+    fill_bytes(c, zero, 0, 17);
+}
+
+static void x_operands(struct kcase *c, const struct form *f, uint32_t x, uint32_t x_scale,
+                       uint32_t rows, uint32_t K)
+{
+    kcase_tensor(c, x, EMBER_ARENA_SCRATCH, f->int8_x ? EMBER_I8 : EMBER_F32, 1, 2, rows, K, 0);
+    if (!f->int8_x)
+        return;
+    fill_bytes(c, x, 0, 256);
+    kcase_tensor(c, x_scale, EMBER_ARENA_SCRATCH, EMBER_F32, 0.05f, 2, rows, 1, 0);
+}
+
+static void linear_case(const struct form *f, uint32_t rows, uint32_t N, uint32_t K,
+                        uint32_t options)
+{
+    struct kcase c;
+    char what[96];
+    snprintf(what, sizeof what, "linear %s rows=%u N=%u K=%u options=%u", f->name, rows, N, K,
+             options);
+    kcase_start(&c, EMBER_OP_LINEAR, options & 8 ? EMBER_ROWS_LOGITS : EMBER_ROWS_TOKENS, rows);
+    x_operands(&c, f, LINEAR_X, LINEAR_X_SCALE, rows, K);
+    quant_operands(&c, f, LINEAR_W, LINEAR_W_SCALE, LINEAR_W_ZERO, 0, N, K);
+    if (options & 1)
+        kcase_tensor(&c, LINEAR_B, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 1, N, 0, 0);
+    kcase_tensor(&c, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, N, 0);
+    c.op.i[LINEAR_I_QUANT] = f->quant;
+    c.op.i[LINEAR_I_GROUP] = f->group ? f->group : (K + 31) / 32 * 32;
+    c.op.f[LINEAR_F_SCALE] = options & 2 ? 0.375 : 1;
+    c.op.f[LINEAR_F_SOFTCAP] = options & 4 ? 5 : 0;
+    /* A soft cap makes the output small, but not the rounding of the sum before it. */
+    c.tolerance = options & 4 ? 1e-4f : 4e-6f;
+    kcase_rows(&c, LINEAR_X, 1);
+    kcase_rows(&c, LINEAR_X_SCALE, 1);
+    kcase_out(&c, LINEAR_OUT, 1);
+    kcase_check(&c, what);
+    kcase_free(&c);
+}
+
+static void test_linear(void **ctx)
+{
+    static const uint32_t K[] = {1, 7, 16, 31, 32, 33, 64, 100, 128, 129, 256, 600};
+    static const uint32_t N[] = {1, 2, 3, 4, 5, 8, 9, 33};
+    for (size_t f = 0; f < ARRAY_LEN(forms); f++) {
+        for (size_t k = 0; k < ARRAY_LEN(K); k++)
+            for (uint32_t rows = 1; rows <= 13; rows += 1 + (uint32_t)(k & 1))
+                linear_case(&forms[f], rows, N[(k + rows) % ARRAY_LEN(N)], K[k],
+                            (uint32_t)(rows + k) % 16);
+        linear_case(&forms[f], 9, 500, 2080, 1); /* several strips of w */
+    }
+}
+
+static void moe_case(const struct form *f, uint32_t n, uint32_t E, uint32_t topk, uint32_t N,
+                     uint32_t K, bool per_slot, uint32_t used)
+{
+    struct kcase c;
+    char what[128];
+    snprintf(what, sizeof what, "moe_linear %s rows=%u E=%u k=%u N=%u K=%u per_slot=%d", f->name, n,
+             E, topk, N, K, per_slot);
+    kcase_start(&c, EMBER_OP_MOE_LINEAR, EMBER_ROWS_TOKENS, n);
+    x_operands(&c, f, MOE_X, MOE_X_SCALE, per_slot ? n * topk : n, K);
+    quant_operands(&c, f, MOE_W, MOE_W_SCALE, MOE_W_ZERO, E, N, K);
+    if (per_slot)
+        kcase_tensor(&c, MOE_B, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 2, E, N, 0);
+    kcase_tensor(&c, MOE_IDS, EMBER_ARENA_SCRATCH, EMBER_I32, 0, 2, n, topk, 0);
+    for (uint32_t i = 0; i < n * topk; i++) /* experts from `used` on stay empty */
+        ((int32_t *)kcase_row(&c, MOE_IDS, i / topk))[i % topk] = (int32_t)((rnd(used) + i) % used);
+    kcase_tensor(&c, MOE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n * topk, N, 0);
+    c.op.i[MOE_I_TOPK] = topk;
+    c.op.i[MOE_I_PER_SLOT] = per_slot;
+    c.op.i[MOE_I_QUANT] = f->quant;
+    c.op.i[MOE_I_GROUP] = f->group ? f->group : (K + 31) / 32 * 32;
+    c.tolerance = 4e-6f;
+    kcase_rows(&c, MOE_X, per_slot ? topk : 1);
+    kcase_rows(&c, MOE_X_SCALE, per_slot ? topk : 1);
+    kcase_rows(&c, MOE_IDS, 1);
+    kcase_out(&c, MOE_OUT, topk);
+    kcase_check(&c, what);
+    kcase_free(&c);
+}
+
+static void test_moe_linear(void **ctx)
+{
+    static const uint32_t K[] = {1, 32, 45, 128};
+    for (size_t f = 0; f < ARRAY_LEN(forms); f++)
+        for (size_t k = 0; k < ARRAY_LEN(K); k++)
+            for (uint32_t per_slot = 0; per_slot < 2; per_slot++) {
+                moe_case(&forms[f], 1, 8, 2, 9, K[k], per_slot, 8);
+                moe_case(&forms[f], 19, 5, 3, 13, K[k], per_slot, 4);
+            }
+}
+
+static void test_permute(void **ctx)
+{
+    static const uint32_t K[] = {1, 17, 64, 300};
+    for (size_t k = 0; k < ARRAY_LEN(K); k++) {
+        struct kcase c;
+        kcase_start(&c, EMBER_OP_PERMUTE, EMBER_ROWS_TOKENS, 7);
+        kcase_tensor(&c, PERMUTE_X, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, 9, K[k], 0);
+        kcase_tensor(&c, PERMUTE_ORDER, EMBER_ARENA_WEIGHTS, EMBER_I32, 0, 1, K[k], 0, 0);
+        for (uint32_t i = 0; i < K[k]; i++) /* a damaged one must not lead outside either */
+            *(int32_t *)kcase_row(&c, PERMUTE_ORDER, i) = i == 5   ? -3
+                                                          : i == 6 ? INT32_MAX
+                                                                   : (int32_t)rnd(K[k]);
+        kcase_tensor(&c, PERMUTE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, 9, K[k], 0);
+        kcase_rows(&c, PERMUTE_X, 1);
+        kcase_out(&c, PERMUTE_OUT, 1);
+        kcase_check(&c, "permute");
+        kcase_free(&c);
+    }
+}
+
+/* special: 1 zeros, 2 ties between two integers, 3 an infinity, 4 a NaN, 5 denormals */
+static void quantize_case(uint32_t K, uint32_t repeat, int special)
+{
+    struct kcase c;
+    char what[64];
+    uint32_t rows = 5 * (repeat ? repeat : 1);
+    snprintf(what, sizeof what, "quantize K=%u repeat=%u special=%d", K, repeat, special);
+    kcase_start(&c, EMBER_OP_QUANTIZE, EMBER_ROWS_TOKENS, 5);
+    kcase_tensor(&c, QUANTIZE_X, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, rows, K, 0);
+    for (uint32_t r = 0; special && r < rows; r += 2) {
+        float *x = kcase_row(&c, QUANTIZE_X, r);
+        for (uint32_t k = 0; k < K; k++)
+            x[k] = special == 1   ? 0
+                   : special == 2 ? (k ? (float)(int)(k % 250) - 124.5f : 127)
+                   : special == 5 ? 1e-41f * (float)k
+                                  : x[k];
+        if (special == 3 || special == 4)
+            x[K - 1] = special == 3 ? -__builtin_inff() : __builtin_nanf("");
+    }
+    kcase_tensor(&c, QUANTIZE_OUT, EMBER_ARENA_SCRATCH, EMBER_I8, 1, 2, rows, K, 0);
+    kcase_tensor(&c, QUANTIZE_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, 1, 0);
+    c.op.i[QUANTIZE_I_REPEAT] = repeat;
+    c.tolerance = 0;
+    kcase_rows(&c, QUANTIZE_X, repeat ? repeat : 1);
+    kcase_out(&c, QUANTIZE_OUT, repeat ? repeat : 1);
+    if (special != 3 && special != 4) /* NaN is near nothing */
+        kcase_out(&c, QUANTIZE_SCALE, repeat ? repeat : 1);
+    kcase_check(&c, what);
+    kcase_free(&c);
+}
+
+static void test_quantize(void **ctx)
+{
+    static const uint32_t K[] = {1, 3, 16, 33, 128, 1000};
+    for (size_t k = 0; k < ARRAY_LEN(K); k++)
+        for (int special = 0; special < 6; special++)
+            quantize_case(K[k], special & 1 ? 3 : 0, special);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_linear),
+        cmocka_unit_test(test_moe_linear),
+        cmocka_unit_test(test_permute),
+        cmocka_unit_test(test_quantize),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
