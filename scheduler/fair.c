@@ -242,7 +242,7 @@ static bool eligible(const struct sched_instance *instance, const struct seq *se
 }
 
 /* How many that are not eligible are looked at, of a client. */
-#define LOOK_PAST 64
+#define LOOK_PAST 16
 
 static struct seq *first_eligible(const struct sched_instance *instance, struct seq *seq,
                                   const struct request *suspect)

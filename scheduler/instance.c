@@ -113,6 +113,7 @@ void sched_instance_grow(struct sched_instance *instance, uint32_t max_tokens)
 void sched_instance_drain(struct sched_instance *instance)
 {
     instance->draining = true;
+    instance->surplus = false;
     route_return(instance);
 }
 

@@ -94,19 +94,20 @@ static void consolidate(struct sched_model *model, uint32_t ready, uint64_t now,
         return;
     }
     sched_instance_drain(least);
+    least->surplus = true;
     model->surplus_since = 0;
 }
 
-/* Those that are being drained are taken back before others are started. */
+/* Those that were found one too many are taken back before others are started. */
 static uint32_t undrain(struct sched_model *model, uint32_t n)
 {
     uint32_t back = 0;
 
     for (uint32_t i = 0; i < model->n_instances && back < n; i++) {
         struct sched_instance *instance = model->instances[i];
-        if (!instance->draining || instance->gone)
+        if (!instance->surplus)
             continue;
-        instance->draining = false;
+        instance->draining = instance->surplus = false;
         instance_ready(instance);
         back++;
     }

@@ -398,18 +398,26 @@ static bool begun(const struct request *request)
     return false;
 }
 
+/* One of its sequences waits for an instance that there is not. */
+static bool is_too_long(const struct request *request)
+{
+    for (uint32_t i = 0; i < request->n; i++)
+        if (request->seqs[i].state == SEQ_QUEUED &&
+            !route_fits_any(request->model, request->seqs[i].n_known, request->max_tokens > 0))
+            return true;
+    return false;
+}
+
 /* A request that has run out of time, or fits no instance (any more); NULL: none. */
 static struct request *overdue(struct sched_model *model, uint64_t now, enum sched_reason *reason)
 {
     for (struct request *r = model->requests; r; r = r->next) {
-        const struct seq *first = &r->seqs[0];
         bool waits = !begun(r);
         if (waits && r->deadline && now >= r->deadline) {
             *reason = SCHED_TIMEOUT;
             return r;
         }
-        if (first->state == SEQ_QUEUED && model->n_instances &&
-            !route_fits_any(model, first->n_known, r->max_tokens > 0)) {
+        if (model->n_instances && is_too_long(r)) {
             *reason = SCHED_ERROR;
             return r;
         }

@@ -171,7 +171,7 @@ void sched_instance_grow(struct sched_instance *instance, uint32_t max_tokens);
  * dies too, the request fails alone (SCHED_ERROR).
  */
 void sched_instance_gone(struct sched_instance *instance, bool died, uint64_t now);
-/* Takes no new sequence; those that run go on. To be released when sched_instance_idle. */
+/* Takes no new sequence any more; those that run go on. sched_scale releases it when it is idle. */
 void sched_instance_drain(struct sched_instance *instance);
 bool sched_instance_idle(
     const struct sched_instance *instance); /* no sequence, no step in flight */

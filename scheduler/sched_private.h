@@ -158,7 +158,8 @@ struct sched_instance {
     uint64_t idle_since;
     uint64_t refused; /* the refusal after which the steps in flight are waited for; 0: none */
     bool draining, gone;
-    bool ready; /* in the list of sched_ready */
+    bool surplus; /* draining because scale.c found one fewer enough: it may be taken back */
+    bool ready;   /* in the list of sched_ready */
     struct sched_instance *ready_next;
 };
 

@@ -179,6 +179,8 @@ static void whoever_has_room_takes_the_next(void **state)
     assert_string_equal(plan_on(f, other), "C1*");
     done_on(f, other, &f->step);
     assert_true(sched_instance_idle(other));
+    struct sched_scale s = sched_scale(f->model, 0, f->now);
+    assert_ptr_equal(s.release, other); /* by order: work that waits does not bring it back */
     assert_string_equal(plan_on(f, other), "");
     done_on(f, f->instance, &first);
     end(f);
