@@ -22,9 +22,8 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "daemon/link.h"
 
-#define CHANNEL_FD 3
-#define MESSAGE_MAX (64 * 1024)
 #define LINE_MAX_BYTES 1024
 
 struct child {
@@ -133,12 +132,11 @@ static _Noreturn void launch_in_child(struct launch *l)
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 || getppid() != l->parent || dup2(l->null, 0) < 0 ||
         dup2(l->output, 1) < 0 || dup2(l->output, 2) < 0)
         goto fail;
-    if (l->channel == CHANNEL_FD ? fcntl(CHANNEL_FD, F_SETFD, 0) < 0
-                                 : dup2(l->channel, CHANNEL_FD) < 0)
+    if (l->channel == LINK_FD ? fcntl(LINK_FD, F_SETFD, 0) < 0 : dup2(l->channel, LINK_FD) < 0)
         goto fail;
     setsid(); /* a terminal's Ctrl-C is for the manager, which drains */
     set_priorities(l->nice);
-    close_range(CHANNEL_FD + 1, ~0U, 0);
+    close_range(LINK_FD + 1, ~0U, 0);
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (fault_hit(FAULT_EXEC))
         errno = ENOENT;
@@ -276,16 +274,9 @@ int child_start(struct event_base *base, const char *program, const char *label,
 
 int child_send(struct child *c, const ProtobufCMessage *message, const int *fds, size_t n_fds)
 {
-    size_t len = protobuf_c_message_get_packed_size(message);
-    _cleanup_free_ uint8_t *data = len <= MESSAGE_MAX ? mem_alloc(len + 1, 1) : NULL;
-    int r = -EMSGSIZE;
-
     if (c->channel < 0)
         return -EPIPE;
-    if (data) {
-        protobuf_c_message_pack(message, data);
-        r = fd_send(c->channel, data, len, fds, n_fds);
-    }
+    int r = link_send(c->channel, message, fds, n_fds);
     if ((r == -EPIPE || r == -ECONNRESET) && !c->stopping) {
         child_stop(c, 1000000000u); /* its exit says why */
     } else if (r < 0 && !c->stopping) {
@@ -298,7 +289,7 @@ int child_send(struct child *c, const ProtobufCMessage *message, const int *fds,
 /* One message if there is one: true when another may follow. */
 static bool receive_one(struct child *c)
 {
-    static uint8_t data[MESSAGE_MAX];
+    static uint8_t data[LINK_PACKET_MAX];
     int fds[FD_PASS_MAX];
     size_t n_fds = ARRAY_LEN(fds);
 

@@ -111,7 +111,6 @@ void mgr_fdstore_remove(const struct mgr_model *m)
 struct found {
     char hash[HASH_SIZE];
     int fds[N_PARTS];
-    bool taken;
 };
 
 static int read_sealed(int fd, uint64_t limit, const char *what, char **ret, size_t *ret_len,

@@ -46,7 +46,13 @@ void mgr_call_fail(struct grpc_call *call, const struct error *err)
     case EISDIR:
     case ELOOP:
     case ENAMETOOLONG:
+    case E2BIG: /* numbers beyond any sense */
+    case EOVERFLOW:
+    case ERANGE:
         out.code = -EINVAL;
+        break;
+    case EILSEQ:
+        out.code = -EBADMSG;
         break;
     case EPERM:
         out.code = -EACCES;

@@ -94,6 +94,10 @@ class Loading(Base):
                 (["fail 74 shard is short"], CODE.DATA_LOSS, "shard is short"),
                 (["fail 22 NaN in config"], CODE.INVALID_ARGUMENT, "NaN"),
                 (["fail 95 arch"], CODE.UNIMPLEMENTED, "arch"),
+                (["fail 7 10000000 layers"], CODE.INVALID_ARGUMENT, "layers"),
+                (["fail 75 sizes overflow"], CODE.INVALID_ARGUMENT, "overflow"),
+                (["fail 34 beyond the map"], CODE.INVALID_ARGUMENT, "beyond"),
+                (["fail 84 not UTF-8"], CODE.DATA_LOSS, "UTF-8"),
                 (["die"], CODE.UNAVAILABLE, "signal 9"),
                 (["exit"], CODE.UNAVAILABLE, "status 3: fake: something broke"),
                 (["garbage"], CODE.UNAVAILABLE, "may not send"),
@@ -103,7 +107,7 @@ class Loading(Base):
             self.assertEqual(d.model().warmth, pb.FAILED)
             self.assertRegex(d.model().error, text)
             self.fails(code, lambda: d.client.SpawnInstance(), text)
-        self.assertEqual(d.client.GetStatus().load_failures, 16)
+        self.assertEqual(d.client.GetStatus().load_failures, 24)
         d.behave("loader")
         self.assertEqual(d.client.SpawnInstance().instance.model, "ember-tiny")
         self.assertEqual(d.model().error, "")
