@@ -219,8 +219,9 @@ static int64_t loop_length(struct run *r, struct loop *l)
     return l->length;
 }
 
-static void run_loop(struct run *r, struct frame *f, const struct node *n, struct value items,
-                     int64_t depth0)
+/* What else says to break or continue is about the loop around. */
+static enum flow run_loop(struct run *r, struct frame *f, const struct node *n, struct value items,
+                          int64_t depth0)
 {
     struct loop *l = arena(r, 1, sizeof *l);
     struct frame *in = frame_new(r, n->scope, f);
@@ -242,8 +243,9 @@ static void run_loop(struct run *r, struct frame *f, const struct node *n, struc
     if (!through && n->els.n) {
         struct frame *other = frame_new(r, n->else_scope, f);
         frame_load(r, other);
-        exec_body(r, other, &n->els);
+        return exec_body(r, other, &n->els);
     }
+    return FLOW_ON;
 }
 
 struct value call_loop(struct run *r, struct loop *l, struct value items)
@@ -482,8 +484,7 @@ static enum flow exec(struct run *r, struct frame *f, const struct node *n)
     case N_IF:
         return exec_if(r, f, n);
     case N_FOR:
-        run_loop(r, f, n, eval(r, f, n->b), 0);
-        break;
+        return run_loop(r, f, n, eval(r, f, n->b), 0);
     case N_SET:
         check_namespaces(r, f, n->a);
         assign(r, f, n->a, eval(r, f, n->b));

@@ -84,8 +84,12 @@ static struct node *parse_for(struct parser *p, uint32_t line)
     p->loops++;
     size_t end = parse_until(p, &n->body, ends, false);
     p->loops--;
+    uint32_t loops = p->loops;
+    if (n->flag) /* a recursive loop is a function: its else is in no loop */
+        p->loops = 0;
     if (end == 1)
         until(p, &n->els, "endfor");
+    p->loops = loops;
     return n;
 }
 
