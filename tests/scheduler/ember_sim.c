@@ -4,6 +4,7 @@
  * and prints what its clients and its owner would see; `ember-sim bench` measures what the
  * scheduler itself costs a step.
  */
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -144,7 +145,11 @@ static int run_run(const struct verb_call *call)
 
 /* ---- bench ---- */
 
-/* Mean cost of a step of n decoding sequences: planned and taken back, two in flight. */
+#define WARM_UP 200 /* prompts are through by then */
+#define STRETCH 200
+
+/* Mean cost, in the best stretch, of a step of n decoding sequences: planned and taken back, two in
+ * flight. */
 static double bench(uint32_t n, uint32_t rounds, struct error *err)
 {
     struct sched *sched = NULL;
@@ -173,10 +178,14 @@ static double bench(uint32_t n, uint32_t rounds, struct error *err)
         if (sched_submit(sched, &r, now, &id, &retry, err))
             return -1;
     }
+    double best = INFINITY; /* of several stretches: others use this processor, too */
     uint64_t start = 0;
-    for (uint32_t i = 0; i < rounds + 200; i++) {
-        if (i == 200) /* prompts are through by now */
+    for (uint32_t i = 0; i < WARM_UP + rounds * STRETCH; i++) {
+        if (i >= WARM_UP && (i - WARM_UP) % STRETCH == 0) {
+            if (i > WARM_UP)
+                best = fmin(best, (double)(clock_ns() - start) / 1e3 / STRETCH);
             start = clock_ns();
+        }
         while (in_flight < 2 && sched_next_step(instance, now, &steps[in_flight]))
             in_flight++;
         for (uint32_t s = 0; s < steps[0].n_samples; s++)
@@ -188,9 +197,9 @@ static double bench(uint32_t n, uint32_t rounds, struct error *err)
         steps[0] = steps[1];
         in_flight--;
     }
-    double us = (double)(clock_ns() - start) / 1e3 / rounds;
+    best = fmin(best, (double)(clock_ns() - start) / 1e3 / STRETCH);
     sched_free(sched);
-    return us;
+    return best;
 }
 
 static int run_bench(const struct verb_call *call)
@@ -203,7 +212,7 @@ static int run_bench(const struct verb_call *call)
 
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         struct error err = {0};
-        double us = bench(sizes[i].n, 2000, &err);
+        double us = bench(sizes[i].n, 10, &err);
         if (us < 0) {
             fprintf(stderr, "ember-sim: %s\n", error_text(&err));
             return 1;
