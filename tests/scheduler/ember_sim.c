@@ -152,7 +152,7 @@ static int run_run(const struct verb_call *call)
  * flight. */
 static double bench(uint32_t n, uint32_t rounds, struct error *err)
 {
-    struct sched *sched = NULL;
+    _cleanup_(sched_freep) struct sched *sched = NULL;
     struct sched_model *model;
     struct sched_instance *instance;
     struct sched_config sc = {.hash_seed = 1};
@@ -198,7 +198,6 @@ static double bench(uint32_t n, uint32_t rounds, struct error *err)
         in_flight--;
     }
     best = fmin(best, (double)(clock_ns() - start) / 1e3 / STRETCH);
-    sched_free(sched);
     return best;
 }
 
