@@ -184,9 +184,14 @@ int grpc_server_listen_fd(struct grpc_server *server, int fd, struct error *err)
     return add_listener(server, fd, NULL, err);
 }
 
-/* True when a socket file is there and nobody answers. */
+/* True when a socket is there and nobody answers. A file of another kind refuses connections too,
+ * but is not ours to remove. */
 static bool is_stale(const struct sockaddr_un *address)
 {
+    struct stat st;
+
+    if (lstat(address->sun_path, &st) < 0 || !S_ISSOCK(st.st_mode))
+        return false;
     _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
     return fd >= 0 && connect(fd, (const struct sockaddr *)address, sizeof *address) < 0 &&

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Our client against our server, both on one loop, over a Unix socket. */
 #include <errno.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -324,6 +325,13 @@ static void test_stale_and_busy_socket(void **state)
     assert_int_equal(status, 0);
     assert_int_equal(access(path, F_OK), 0);
     assert_int_equal(grpc_server_listen_unix(w.server, path, 0600, &err), 0);
+
+    /* a file of another kind is somebody's: it refuses connections as a stale socket does */
+    char file[80];
+    snprintf(file, sizeof file, "%s-file", w.path);
+    assert_true(close(open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)) == 0);
+    assert_int_equal(grpc_server_listen_unix(w.server, file, 0600, &err), -EADDRINUSE);
+    assert_int_equal(unlink(file), 0);
     teardown(&w);
     assert_int_equal(access(path, F_OK), -1);
 }
