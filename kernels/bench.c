@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "kernels/backend.h"
+#include "kernels/plan.h"
 #include "kernels/step_io.h"
 
 #define MAX_ARGS 64
@@ -77,7 +78,7 @@ static struct ember_tensor *tensor(struct item *item, uint32_t slot, enum ember_
                                    enum ember_dtype dtype, uint32_t d0, uint32_t d1)
 {
     struct ember_tensor *t = &item->op.t[slot];
-    uint64_t size = dtype == EMBER_BF16 ? 2 : 4, row = (d1 ? d1 : 1) * size;
+    uint64_t size = dtype_size(dtype), row = (d1 ? d1 : 1) * size;
     item->used[arena] = size_align(item->used[arena], 64);
     *t = (struct ember_tensor){.arena = (uint8_t)arena,
                                .dtype = (uint8_t)dtype,
@@ -112,6 +113,54 @@ static void linear_item(struct item *item, const struct model *m, const char *wh
     item->bytes = (double)item->weight_bytes;
     item->flops = 2.0 * rows * N * K;
     snprintf(item->spec, sizeof(item->spec), "K=%u,N=%u", K, N);
+}
+
+/* linear over a weight in one of the quantised forms; int8_x: with int8 activations. */
+struct quant_form {
+    const char *name;
+    enum ember_quant quant;
+    enum ember_dtype codes, scale;
+    uint32_t group;
+    bool int8_x;
+};
+
+static void quant_item(struct item *item, const struct model *m, const struct quant_form *f,
+                       uint32_t rows)
+{
+    uint32_t N = 2 * m->inter, K = m->hidden, group = f->group ? f->group : K;
+    char what[40];
+    snprintf(what, sizeof(what), "gate_up %s", f->name);
+    item_start(item, m, EMBER_OP_LINEAR, what, rows);
+    tensor(item, LINEAR_X, EMBER_ARENA_SCRATCH, f->int8_x ? EMBER_I8 : EMBER_F32, rows, K);
+    tensor(item, LINEAR_W, EMBER_ARENA_WEIGHTS, f->codes, N,
+           f->codes == EMBER_U8 ? (K + 31) / 32 * 16 : K);
+    tensor(item, LINEAR_W_SCALE, EMBER_ARENA_WEIGHTS, f->scale, N, (K + group - 1) / group);
+    tensor(item, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, rows, N);
+    if (f->int8_x)
+        tensor(item, LINEAR_X_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, rows, 1);
+    item->op.i[LINEAR_I_QUANT] = f->quant;
+    item->op.i[LINEAR_I_GROUP] = group;
+    item->op.f[LINEAR_F_SCALE] = 1;
+    item->weight_bytes = size_align(item->used[EMBER_ARENA_WEIGHTS], 64);
+    item->bytes = (double)item->weight_bytes;
+    item->flops = 2.0 * rows * N * K;
+}
+
+/* Quantised item number i: each form for 1, 4 and 64 rows; false when there are no more. */
+static bool quant_make(struct item *item, const struct model *m, uint32_t i)
+{
+    static const struct quant_form forms[] = {
+        {"int4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 128, false},
+        {"fp4", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, false},
+        {"int8", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, false},
+        {"fp8", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, false},
+        {"int8x8", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, true},
+    };
+    static const uint32_t rows[] = {1, 4, 64};
+    if (i >= ARRAY_LEN(forms) * ARRAY_LEN(rows))
+        return false;
+    quant_item(item, m, &forms[i / ARRAY_LEN(rows)], rows[i % ARRAY_LEN(rows)]);
+    return true;
 }
 
 static void norm_item(struct item *item, const struct model *m, uint32_t rows)
@@ -268,10 +317,12 @@ static bool item_make(struct item *item, const struct model *m, uint32_t i)
         rope_item(item, m, n);
         return true;
     case 6:
+        if (i % 2)
+            return quant_make(item, m, 0);
         argmax_item(item, m);
-        return i % 2 == 0;
+        return true;
     }
-    return false;
+    return quant_make(item, m, i - 13);
 }
 
 /* ---- the device ---- */

@@ -391,7 +391,7 @@ int desc_read(struct config *config, struct desc *ret, struct error *err)
         read_windows(arch, config, &d);
         read_mlps(arch, config, &d);
         read_scalars(arch, config, &d);
-        if (arch->refine)
+        if (arch->refine && !config_error(config, NULL)) /* it may rely on what was read */
             arch->refine(&d, config);
         check(config, &d);
     }
