@@ -322,9 +322,9 @@ static int check_count(const struct walk *w)
             return 0;
     }
     if (call->argc > n)
-        return error_set(w->err, EINVAL, "\"%s\" is one argument too many: %s %s %s", call->argv[n],
-                         w->program->name, call->verb->name,
-                         call->verb->args ? call->verb->args : "");
+        return error_set(w->err, EINVAL, "\"%s\" is one argument too many: %s %s%s%s",
+                         call->argv[n], w->program->name, call->verb->name, n ? " " : "",
+                         n ? call->verb->args : "");
     return 0;
 }
 

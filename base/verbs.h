@@ -68,6 +68,9 @@ struct verb_program {
     const struct verb_option *globals;
     const struct verb *verbs;
     const struct verb_exit *exits;
+    /* For completion: lines "NAME VERB". An argument or option of that name completes to the first
+     * column of what the verb prints. May be NULL. */
+    const char *named;
     const char *see_also; /* for the man page: "emberd(8), emberd.conf(5)" or NULL */
 };
 

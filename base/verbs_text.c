@@ -3,6 +3,7 @@
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/text.h"
 #include "base/verbs_private.h"
@@ -275,15 +276,46 @@ static void completion_options(const struct verb_option *options, struct buffer 
 }
 
 /* Values that can be completed: choices, folders, files. One `case` arm each; any verb for NULL. */
-static void completion_values(const struct verb_option *options, const char *verb,
-                              struct buffer *out)
+/* The verb that prints the names of a thing ("[MODEL...]" or "model"), or NULL; the caller frees.
+ */
+static char *names_of(const struct verb_program *program, const char *thing)
+{
+    for (const char *line = program->named; line && *line; line += strcspn(line, "\n") + 1) {
+        size_t len = strcspn(line, " ");
+        const char *at = thing + strspn(thing, "[");
+        if (!strncasecmp(at, line, len) && !isalnum((unsigned char)at[len]) && at[len] != ' ')
+            return x_strndup(line + len + 1, strcspn(line + len + 1, "\n"));
+        if (!line[strcspn(line, "\n")])
+            break;
+    }
+    return NULL;
+}
+
+/* The first column of what a verb prints, without its title. */
+static void completion_names(const struct verb_program *program, const char *verb,
+                             struct buffer *out)
+{
+    buffer_printf(out, "$(%s %s 2>/dev/null | awk 'NR>1 {print $1}')", program->name, verb);
+}
+
+static void completion_values(const struct verb_program *program, const struct verb_option *options,
+                              const char *verb, struct buffer *out)
 {
     for (; options && options->name; options++) {
         bool paths = options->type == VALUE_PATH || options->type == VALUE_PATHS;
-        if (paths || options->type == VALUE_ENUM)
-            buffer_printf(out, "    %s%s --%s') ", verb ? "'" : "*'", verb ? verb : "",
-                          options->name);
-        if (paths) {
+        _cleanup_free_ char *names =
+            options->type == VALUE_STRING ? names_of(program, options->name) : NULL;
+        if (!paths && options->type != VALUE_ENUM && !names)
+            continue;
+        if (options->letter)
+            buffer_printf(out, "    %s%s -%c'|\\\n", verb ? "'" : "*'", verb ? verb : "",
+                          options->letter);
+        buffer_printf(out, "    %s%s --%s') ", verb ? "'" : "*'", verb ? verb : "", options->name);
+        if (names) {
+            buffer_printf(out, "COMPREPLY=($(compgen -W \"");
+            completion_names(program, names, out);
+            buffer_printf(out, "\" -- \"$cur\")); return;;\n");
+        } else if (paths) {
             buffer_printf(out, "compopt -o filenames 2>/dev/null;"
                                " COMPREPLY=($(compgen -f -- \"$cur\")); return;;\n");
         } else if (options->type == VALUE_ENUM) {
@@ -314,10 +346,18 @@ static void completion_arms(const struct verb_program *program, struct buffer *o
 {
     for (const struct verb *v = program->verbs; v->name; v++) {
         const char *args = v->args ? v->args : "";
-        const char *files = strstr(args, "FILE") ? "-f" : strstr(args, "DIR") ? "-d" : "";
+        bool file = strstr(args, "FILE") || strstr(args, "CONFIG");
+        const char *files = file ? "-f" : strstr(args, "DIR") ? "-d" : "";
+        _cleanup_free_ char *names = names_of(program, args);
         buffer_printf(out, "    '%s') files='%s'; words='", v->name, files);
         completion_options(v->options, out);
-        buffer_printf(out, "';;\n");
+        buffer_printf(out, "'");
+        if (names) {
+            buffer_printf(out, "\n      [[ $cur == -* ]] || words=\"");
+            completion_names(program, names, out);
+            buffer_printf(out, "\"");
+        }
+        buffer_printf(out, ";;\n");
     }
 }
 
@@ -337,6 +377,11 @@ void verb_bash_completion(const struct verb_program *program, struct buffer *out
                        "    option=${COMP_WORDS[COMP_CWORD-2]} value=yes\n  fi\n"
                        "  for ((i = 1; i < COMP_CWORD; i++)); do\n"
                        "    case ${COMP_WORDS[i]} in -*|=) continue;; esac\n"
+                       "    case ${COMP_WORDS[i-1]} in =");
+    for (const struct verb_option *o = program->globals; o && o->name; o++)
+        if (o->type != VALUE_BOOL)
+            buffer_printf(out, "|--%s", o->name);
+    buffer_printf(out, ") continue;; esac\n"
                        "    case \"$verb ${COMP_WORDS[i]}\" in\n"
                        "    ' '*) verb=${COMP_WORDS[i]};;\n");
     for (const struct verb *v = program->verbs; v->name; v++)
@@ -344,8 +389,8 @@ void verb_bash_completion(const struct verb_program *program, struct buffer *out
             buffer_printf(out, "    '%s') verb='%s';;\n", v->name, v->name);
     buffer_printf(out, "    esac\n  done\n  COMPREPLY=()\n  case \"$verb $option\" in\n");
     for (const struct verb *v = program->verbs; v->name; v++)
-        completion_values(v->options, v->name, out);
-    completion_values(program->globals, NULL, out);
+        completion_values(program, v->options, v->name, out);
+    completion_values(program, program->globals, NULL, out);
     buffer_printf(out, "  esac\n  [[ $value ]] && return\n  case \"$verb\" in\n    '') words='");
     completion_verbs(program, NULL, out);
     buffer_printf(out, "';;\n");

@@ -51,10 +51,12 @@ static int on_row(void *user, const struct kernels_bench_machine *m,
 
 int run_bench_kernels(const struct verb_call *call)
 {
-    struct kernels_bench_options options = {.model = verb_string(call, "model"),
+    static const char *const models[] = {"tiny", "0.6B", "1.7B", "4B"}; /* as in main.c */
+    int model = verb_choice(call, "model");
+    struct kernels_bench_options options = {.model = model < 0 ? NULL : models[model],
                                             .kernel = verb_string(call, "kernel"),
                                             .threads = (uint32_t)verb_int(call, "threads"),
-                                            .isa = verb_string(call, "isa")};
+                                            .isa = cli_isa(call)};
     struct view view = {.call = call, .rows = json_array()};
     struct error err = {0};
 

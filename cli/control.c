@@ -4,7 +4,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "base/value.h"
 #include "cli/output.h"
 #include "proto/grpc/client.h"
@@ -36,6 +38,36 @@ int control_open_socket(const char *socket, struct control **ret, struct error *
     return 0;
 }
 
+#define START_MS 500                            /* a daemon that was started just now */
+#define SYSTEM_SOCKET "/run/emberd/emberd.sock" /* of the one that the system runs */
+
+/* Where emberd of this user is, unless there is none but the system's. */
+static int default_socket(char **ret, struct error *err)
+{
+    int r = value_expand("%t/emberd/emberd.sock", ret, err); /* as emberd does */
+
+    if (r == 0 && access(*ret, F_OK) < 0 && access(SYSTEM_SOCKET, F_OK) == 0) {
+        free(*ret);
+        *ret = x_strdup(SYSTEM_SOCKET);
+    }
+    return r;
+}
+
+/* `emberd & emberctl ...`: the socket may be a moment away. What it ends with, the call will say.
+ */
+static void await(struct control *control)
+{
+    uint64_t started = clock_ns();
+    struct error err;
+    int r;
+
+    while ((r = grpc_client_connect(control->client, &err)) == -ENOENT || r == -ECONNREFUSED) {
+        if (clock_ms_since(started) > START_MS || cli_interrupted)
+            return;
+        usleep(5000);
+    }
+}
+
 int control_open(const struct verb_call *call, struct control **ret, struct error *err)
 {
     _cleanup_free_ char *fallback = NULL;
@@ -43,8 +75,12 @@ int control_open(const struct verb_call *call, struct control **ret, struct erro
 
     if (!socket)
         socket = getenv("EMBER_SOCKET");
-    int r = socket ? 0 : value_expand("%t/emberd/emberd.sock", &fallback, err); /* as emberd does */
-    return r == 0 ? control_open_socket(socket ? socket : fallback, ret, err) : r;
+    int r = socket ? 0 : default_socket(&fallback, err);
+    if (r == 0)
+        r = control_open_socket(socket ? socket : fallback, ret, err);
+    if (r == 0)
+        await(*ret);
+    return r;
 }
 
 void control_free(struct control *control)
@@ -64,7 +100,9 @@ static int explain(struct control *control, int r, struct error *err)
     struct error connecting = {0};
     int connected = grpc_client_connect(control->client, &connecting);
     if (connected == -EACCES)
-        return error_set(err, EACCES, "%s: not allowed; emberd serves its own user and root",
+        return error_set(err, EACCES,
+                         "%s: not allowed; emberd serves its own user, its group and root (usermod "
+                         "-aG emberd USER, for the one that the system runs)",
                          control->socket);
     if (connected < 0)
         return error_set(

@@ -11,7 +11,10 @@
 
 struct control;
 
-/* To the socket of --socket, else EMBER_SOCKET, else emberd's default; connects at the first call.
+/*
+ * To the socket of --socket, else EMBER_SOCKET, else where emberd of this user puts it, else the
+ * system's. Waits for half a second when nobody listens there (a daemon that is starting); the
+ * first call then says so.
  */
 int control_open(const struct verb_call *call, struct control **ret, struct error *err);
 /* The same to a given socket. */

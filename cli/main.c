@@ -49,7 +49,7 @@ static const struct verb_option generate_options[] = {
     {0}};
 static const struct verb_option verify_options[] = {
     {"backend", VALUE_STRING, .fallback = "cpu", .help = "cpu, or the path of a plug-in"},
-    {"isa", VALUE_STRING, .help = "force the CPU kernels of baseline, avx2 or avx512"},
+    {"isa", VALUE_ENUM, .limits = CLI_ISAS, .help = "force this variant of the CPU kernels"},
     {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024",
      .help = "0: what the machine allows"},
     {"compile", VALUE_BOOL, .help = "compile specialised kernels first"},
@@ -69,7 +69,7 @@ static const struct verb_option gc_options[] = {
     {0}};
 static const struct verb_option export_options[] = {
     {"cache-dir", VALUE_PATH, .help = "the cache's folder (default: emberd's)"},
-    {"kind", VALUE_STRING, .help = "only kernel, graph, canary, tokenizer or record"},
+    {"kind", VALUE_ENUM, .limits = "kernel|graph|canary|tokenizer|record", .help = "only these"},
     {0}};
 static const struct verb_option bench_spawn_options[] = {
     {"spawns", VALUE_INT, .fallback = "200", .limits = "5..100000",
@@ -78,11 +78,11 @@ static const struct verb_option bench_spawn_options[] = {
     {"dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"},
     {0}};
 static const struct verb_option bench_kernels_options[] = {
-    {"model", VALUE_STRING, .help = "only the shapes of tiny, 0.6B, 1.7B or 4B"},
+    {"model", VALUE_ENUM, .limits = "tiny|0.6B|1.7B|4B", .help = "only this model's shapes"},
     {"kernel", VALUE_STRING, .help = "only kernels whose name begins so"},
     {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024",
      .help = "0: what the machine allows"},
-    {"isa", VALUE_STRING, .help = "force the CPU kernels of baseline, avx2 or avx512"},
+    {"isa", VALUE_ENUM, .limits = CLI_ISAS, .help = "force this variant of the CPU kernels"},
     {0}};
 static const struct verb_option synth_options[] = {
     {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000",
@@ -95,15 +95,32 @@ static const struct verb verbs[] = {
      "DIR is a folder in Hugging Face form: config.json, model.safetensors (or its index and "
      "shards) and "
      "the tokenizer's files.",
-     load_options, "load ./Qwen3-0.6B\tunder the name Qwen3-0.6B\n", run_load},
-    {"unload", "MODEL", "give a model's memory back", NULL, unload_options, NULL, run_unload},
-    {"models", "", "list models", NULL, NULL, NULL, run_models},
-    {"spawn", "[MODEL]", "lease an instance and print where it is", NULL, spawn_options,
-     "spawn ember-tiny --json\tfor a program that will drive it\n", run_spawn},
-    {"stop", "INSTANCE...", "stop instances, or end their leases", NULL, stop_options, NULL,
+     load_options,
+     "load ./Qwen3-0.6B\tunder the name Qwen3-0.6B\n"
+     "load ./Qwen3-0.6B --standby=4 --kv-bytes=1GiB\tfour warm instances of 1 GiB of KV each\n",
+     run_load},
+    {"unload", "MODEL", "give a model's memory back",
+     "Its standbys end. A model with leased instances is refused unless --force is given.",
+     unload_options, "unload Qwen3-0.6B\t\n", run_unload},
+    {"models", "", "list models",
+     "STATE: cold (on disk), loading, parked (weights in memory), warm (standbys too), hot "
+     "(leased), "
+     "failed (ERROR says why; the next use tries again).",
+     NULL, "models --json\twith paths, digests and exact sizes\n", run_models},
+    {"spawn", "[MODEL]", "lease an instance and print where it is",
+     "The lease ends when its time is over, unless a program connects to the instance's socket "
+     "with "
+     "the lease's token and drives it (ember/v1/step.proto).",
+     spawn_options, "spawn ember-tiny --json\tfor a program that will drive it\n", run_spawn},
+    {"stop", "INSTANCE...", "stop instances, or end their leases", NULL, stop_options,
+     "stop i7e8a-1\t\n"
+     "stop --keep-warm i7e8a-1\tit becomes a standby again\n",
      run_stop},
-    {"ps", "[MODEL]", "list instances", NULL, NULL, NULL, run_ps},
-    {"status", "", "what emberd holds and has done", NULL, NULL, NULL, run_status},
+    {"ps", "[MODEL]", "list instances",
+     "OWN MEMORY: KV, graphs and scratch; weights are shared and not counted here. HOLDER: who "
+     "leases it. DRIVEN: whether the holder is connected to it now.",
+     NULL, "ps ember-tiny\t\n", run_ps},
+    {"status", "", "what emberd holds and has done", NULL, NULL, "status --json\t\n", run_status},
     {"generate", "[PROMPT...]", "generate text on an instance of one's own",
      "Leases an instance, runs the prompt on it and streams the text; gives it back at the end. "
      "The prompt "
@@ -129,20 +146,24 @@ static const struct verb verbs[] = {
      "the first differing id or character of each mismatch with what surrounds it.",
      verify_tokenizer_options, "verify tokenizer --tokenizer tokenizer.json expected.json\t\n",
      run_verify_tokenizer},
-    {"cache ls", "", "list cached kernels, graphs and records", NULL, cache_options, NULL,
-     run_cache_ls},
-    {"cache show", "KEY", "one entry and what it depends on", NULL, cache_options, NULL,
+    {"cache ls", "", "list cached kernels, graphs and records", NULL, cache_options,
+     "cache ls --cache-dir=/var/cache/emberd\tanother user's, or a copy\n", run_cache_ls},
+    {"cache show", "KEY", "one entry and what it depends on",
+     "KEY is a key of cache ls or its beginning.", cache_options, "cache show 0646f0\t\n",
      run_cache_show},
-    {"cache verify", "", "read and check every value", NULL, cache_options, NULL, run_cache_verify},
+    {"cache verify", "", "read and check every value",
+     "Damaged values are put into quarantine and built again at their next use; the exit status is "
+     "then 1.",
+     cache_options, "cache verify\t\n", run_cache_verify},
     {"cache gc", "", "remove what was not used for long", NULL, gc_options,
      "cache gc --max-age 720h --max-bytes 256MiB\t\n", run_cache_gc},
     {"cache export", "FILE", "write the cache as one bundle", "FILE may be - for standard output.",
      export_options, "cache export kernels.ember --kind kernel\t\n", run_cache_export},
     {"cache import", "FILE", "take a bundle in",
      "Every value is checked before it is stored. A bundle holds code: import only what you trust.",
-     cache_options, NULL, run_cache_import},
-    {"bench spawn", "[MODEL...]", "measure starts, on a private emberd",
-     "MODEL is a folder, tiny (the embedded model), or a shape: qwen3-0.6b, qwen3-1.7b, qwen3-4b, "
+     cache_options, "cache import kernels.ember\t\n", run_cache_import},
+    {"bench spawn", "[SHAPE|DIR...]", "measure starts, on a private emberd",
+     "DIR is a checkpoint; a SHAPE is tiny (the embedded model), qwen3-0.6b, qwen3-1.7b, qwen3-4b, "
      "qwen3-8b; "
      "of a shape a checkpoint with random weights is written first.",
      bench_spawn_options, "bench spawn tiny qwen3-0.6b\t\n", run_bench_spawn},
@@ -150,10 +171,12 @@ static const struct verb verbs[] = {
      "Prints each kernel's time and its fraction of the limit measured in the same run.",
      bench_kernels_options, "bench kernels --model 0.6B --kernel attention\t\n", run_bench_kernels},
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",
-     "CONFIG is a real config.json or the name of a shape (see bench spawn).", synth_options,
-     "synth qwen3-0.6b /tmp/q\t\n", run_synth},
-    {"demo", "", "the degrees of warmth side by side, on a private emberd", NULL, NULL, NULL,
-     run_demo},
+     "CONFIG is a real config.json or the name of a shape (see bench spawn). No tokenizer is "
+     "written: "
+     "such a model can be loaded, spawned and measured; generate needs one.",
+     synth_options, "synth qwen3-0.6b /tmp/q\t\n", run_synth},
+    {"demo", "", "the degrees of warmth side by side, on a private emberd", NULL, NULL,
+     "demo --json\t\n", run_demo},
     {0}};
 
 static const struct verb_exit exits[] = {{CLI_OK, "done"},
@@ -176,6 +199,7 @@ static const struct verb_program program = {
     .verbs = verbs,
     .exits = exits,
     .see_also = "emberd(8)",
+    .named = "MODEL models\nINSTANCE ps\n",
 };
 
 int main(int argc, char **argv)

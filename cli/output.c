@@ -33,6 +33,14 @@ bool cli_json(const struct verb_call *call)
     return verb_flag(call, "json");
 }
 
+const char *cli_isa(const struct verb_call *call)
+{
+    static const char *const isas[] = {"baseline", "avx2", "avx512"}; /* CLI_ISAS */
+    int i = verb_choice(call, "isa");
+
+    return i < 0 ? NULL : isas[i];
+}
+
 const char *cli_bytes(uint64_t bytes, char buf[24])
 {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};

@@ -40,6 +40,10 @@ struct column {
 
 bool cli_json(const struct verb_call *call);
 
+/* The choices of --isa, and the one that was made; NULL: none. */
+#define CLI_ISAS "baseline|avx2|avx512"
+const char *cli_isa(const struct verb_call *call);
+
 /* Prints a list of objects; `empty` is said instead of an empty table. Returns CLI_OK; frees the
  * list. */
 int cli_print_list(const struct verb_call *call, json_t *list, const struct column *columns,

@@ -108,7 +108,11 @@ int run_synth(const struct verb_call *call)
 
     cli_catch_interrupts();
     progress_begin(&progress, call, to);
-    if (config) {
+    if (!config && access(source, F_OK) < 0) {
+        r = error_set(&err, ENOENT,
+                      "%s: no such file, and no shape of that name (%s, %s, %s or %s)", source,
+                      shape_names[0], shape_names[1], shape_names[2], shape_names[3]);
+    } else if (config) {
         written = x_printf("%s.config.json", to);
         r = write_config(written, config, &err);
     }
@@ -119,6 +123,11 @@ int run_synth(const struct verb_call *call)
     progress_end(&progress);
     if (r < 0)
         return cli_fail(call, &err);
-    printf("%s: written; measure it with: emberctl bench spawn %s\n", to, to);
+    if (cli_json(call)) {
+        static const struct column none[] = {{0}};
+        return cli_print_object(call, json_pack("{s:s, s:s}", "folder", to, "config", source),
+                                none);
+    }
+    printf("%s: written; load it with: emberctl load %s\n", to, to);
     return CLI_OK;
 }

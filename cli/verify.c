@@ -87,7 +87,7 @@ static void print_one(const char *dir, const struct verify_result *r)
 int run_verify(const struct verb_call *call)
 {
     struct verify_options options = {.backend = verb_string(call, "backend"),
-                                     .isa = verb_string(call, "isa"),
+                                     .isa = cli_isa(call),
                                      .threads = (uint32_t)verb_int(call, "threads"),
                                      .compile = verb_flag(call, "compile"),
                                      .tolerance = verb_real(call, "tolerance")};
