@@ -139,9 +139,11 @@ static void print_markdown(const struct config_program *program, struct buffer *
                   "One INI file%s%s%s, or `--config=PATH`; every key is also an option "
                   "(`cache_limit` is `--cache-limit=VALUE`), and the\ncommand line beats the file. "
                   "Sizes are written `512KiB`, `64MiB`, `2GiB`; times `250ms`, `30s`, `5m`, `1h`. "
-                  "In paths `%%t` is the\nfolder for run-time files (`/run`, or "
-                  "`$XDG_RUNTIME_DIR` without root), `%%C` that for caches (`/var/cache`, "
-                  "`$XDG_CACHE_HOME`), `%%D` the\nprogram's data, `%%%%` a percent sign. Keys "
+                  "In paths `%%t` is the\nfolder for run-time files (`/run`; without root "
+                  "`$XDG_RUNTIME_DIR`, else `/tmp/emberd-UID`), `%%C` that for caches "
+                  "(`/var/cache`; without root\n`$XDG_CACHE_HOME`, else `~/.cache`), `%%D` the "
+                  "program's data (`../share/emberd` from the program, or its source tree), "
+                  "`%%%%` a percent sign.\nKeys "
                   "marked \"reload\" change without a restart (SIGHUP, `systemctl reload`).\n",
                   program->name, program->name, program->default_file ? ", `" : "",
                   program->default_file ? program->default_file : "",

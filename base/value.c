@@ -375,18 +375,43 @@ static void append_cache(struct buffer *out)
         buffer_printf(out, "/tmp/emberd-%u", (unsigned)geteuid());
 }
 
+/* The folder `up` from this program's own, when the program's data is in it. */
+static bool append_beside(const char *up, struct buffer *out)
+{
+    char self[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+
+    if (n <= 0)
+        return false;
+    self[n] = 0;
+    self[strrchr(self, '/') - self] = 0;
+    _cleanup_free_ char *dir = x_printf("%s/%s", self, up);
+    _cleanup_free_ char *whole = realpath(dir, NULL);
+    _cleanup_free_ char *model = x_printf("%s/models/ember-tiny", whole ? whole : "");
+    if (!whole || access(model, F_OK) < 0)
+        return false;
+    buffer_printf(out, "%s", whole);
+    return true;
+}
+
+/* Where the program lies decides: a tree that was installed elsewhere, or moved, has its own. */
 static void append_data(struct buffer *out)
 {
     const char *dir = getenv("EMBER_DATADIR");
 
-    if (dir && *dir == '/')
+    if (dir && *dir == '/') {
         buffer_printf(out, "%s", dir);
+        return;
+    }
+    if (append_beside("../share/emberd", out) || append_beside("../../..", out))
+        return;
 #ifdef SOURCE_ROOT
-    else if (access(EMBER_DATADIR, F_OK) < 0)
+    if (access(EMBER_DATADIR, F_OK) < 0) {
         buffer_printf(out, "%s", SOURCE_ROOT);
+        return;
+    }
 #endif
-    else
-        buffer_printf(out, "%s", EMBER_DATADIR);
+    buffer_printf(out, "%s", EMBER_DATADIR);
 }
 
 int value_expand(const char *text, char **ret, struct error *err)

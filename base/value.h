@@ -75,7 +75,8 @@ const char *value_word(enum value_type type, const char *limits);
  * Copies `text`, replacing %t (directory for run-time files: the parent of systemd's
  * RUNTIME_DIRECTORY, else /run as root, $XDG_RUNTIME_DIR, /tmp/emberd-UID), %C (for caches:
  * CACHE_DIRECTORY's parent, /var/cache, $XDG_CACHE_HOME, ~/.cache), %D (this program's data:
- * $EMBER_DATADIR, where it was installed, or its source tree) and %% (a percent sign); a leading
+ * $EMBER_DATADIR, ../share/emberd from the program, its source tree, or where it was to be
+ * installed) and %% (a percent sign); a leading
  * "~/" is $HOME. Returns 0 and an owned string, or -EINVAL for another % sequence.
  */
 int value_expand(const char *text, char **ret, struct error *err);
