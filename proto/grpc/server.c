@@ -15,6 +15,8 @@
 
 enum { ACCEPT_BATCH = 16, BACKLOG = 511, ACCEPT_PAUSE_MS = 100, RECURSION_CHECK_MAX = 64 };
 
+#define NGROUPS_ADMIT 1024 /* other groups of a peer that are looked at */
+
 static bool admit_self_or_root(const struct ucred *peer, void *user)
 {
     return peer->uid == geteuid() || peer->uid == 0;
@@ -75,6 +77,22 @@ static void on_accept_again(evutil_socket_t fd, short what, void *user)
         set_accepting(server, true);
 }
 
+/* Asks about the peer as a member of each of its other groups. */
+static bool admit_by_group(struct grpc_server *server, int fd, const struct ucred *peer)
+{
+    gid_t groups[NGROUPS_ADMIT];
+    socklen_t size = sizeof groups;
+
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &size) < 0)
+        return false; /* ERANGE: in more groups than anybody has */
+    for (size_t i = 0; i < size / sizeof *groups; i++) {
+        struct ucred as = {.pid = peer->pid, .uid = peer->uid, .gid = groups[i]};
+        if (server->options.admit(&as, server->options.admit_user))
+            return true;
+    }
+    return false;
+}
+
 /* -EACCES for a peer that is refused. *ret_has: it has credentials, i.e. is on a Unix socket. */
 static int admit(struct grpc_server *server, int fd, struct ucred *ret_peer, bool *ret_has)
 {
@@ -88,7 +106,10 @@ static int admit(struct grpc_server *server, int fd, struct ucred *ret_peer, boo
         return 0;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, ret_peer, &cred_size) < 0)
         return -errno;
-    return server->options.admit(ret_peer, server->options.admit_user) ? 0 : -EACCES;
+    return server->options.admit(ret_peer, server->options.admit_user) ||
+                   admit_by_group(server, fd, ret_peer)
+               ? 0
+               : -EACCES;
 }
 
 int grpc_server_add_connection(struct grpc_server *server, int fd, struct error *err)

@@ -46,7 +46,8 @@ struct grpc_server_options {
     unsigned reset_budget;   /* calls a client may reset in a burst (refills 100 a second): 1,000 */
     unsigned control_budget; /* PING, SETTINGS, empty frames in a burst (1,000 a second): 10,000 */
     /*
-     * Admits or refuses a peer of a Unix socket. Default: our own effective uid, or root.
+     * Admits or refuses a peer of a Unix socket; asked again with each of its other groups as gid
+     * before it is refused. Default: our own effective uid, or root.
      * TCP peers are not asked about: they are admitted by having been listened for.
      */
     bool (*admit)(const struct ucred *peer, void *user);
