@@ -6,10 +6,14 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
+
+#include "base/mem.h"
 
 static const char *process_name = "ember";
 static enum log_level max_level = LOG_LEVEL_INFO;
+static bool stamped;
 
 void log_init(const char *process, enum log_level level)
 {
@@ -33,6 +37,51 @@ int log_level_parse(const char *name)
     return -EINVAL;
 }
 
+void log_stamp(bool on)
+{
+    stamped = on;
+}
+
+/* What stands in front of a line: the level for the journal, the time in a file, or nothing. */
+static size_t line_head(char *line, size_t room, int level)
+{
+    const char *word = level <= LOG_LEVEL_ERROR  ? "error: "
+                       : level == LOG_LEVEL_WARN ? "warning: "
+                                                 : "";
+    struct timespec now;
+    struct tm tm;
+
+    if (isatty(STDERR_FILENO))
+        return (size_t)snprintf(line, room, "%s", word);
+    if (!stamped)
+        return (size_t)snprintf(line, room, "<%d>", level);
+    clock_gettime(CLOCK_REALTIME, &now);
+    gmtime_r(&now.tv_sec, &tm);
+    size_t used = strftime(line, room, "%Y-%m-%dT%H:%M:%S", &tm);
+    return used +
+           (size_t)snprintf(line + used, room - used, ".%03ldZ %s", now.tv_nsec / 1000000, word);
+}
+
+void log_pass(const char *text, size_t len)
+{
+    char line[2048];
+    int level = LOG_LEVEL_INFO;
+
+    if (len > 2 && text[0] == '<' && text[1] >= '0' && text[1] <= '7' && text[2] == '>') {
+        level = text[1] - '0';
+        text += 3;
+        len -= 3;
+    }
+    if (!len)
+        return;
+    size_t used = line_head(line, sizeof line, level);
+    len = MIN(len, sizeof line - used - 1);
+    memcpy(line + used, text, len);
+    line[used + len] = '\n';
+    ssize_t written = write(STDERR_FILENO, line, used + len + 1);
+    (void)written;
+}
+
 void log_write(enum log_level level, const char *message, const char *fields, ...)
 {
     char line[2048];
@@ -42,8 +91,7 @@ void log_write(enum log_level level, const char *message, const char *fields, ..
 
     if (level > max_level)
         return;
-    if (!isatty(STDERR_FILENO))
-        used += (size_t)snprintf(line, room, "<%d>", (int)level);
+    used = line_head(line, room, (int)level);
     n = snprintf(line + used, room - used, "%s: %s%s", process_name, message, *fields ? " " : "");
     used = used + (size_t)n < room ? used + (size_t)n : room - 1;
     va_start(ap, fields);

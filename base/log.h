@@ -2,13 +2,17 @@
 /*
  * Structured logging of the processes. Libraries (everything outside daemon/ and cli/) never log.
  *
- * A line on stderr: `<N>message key=value key="two words"`, N being the syslog priority prefix that
- * systemd's journal reads, left out when stderr is a terminal. One write(2) a line.
+ * A line on stderr: `<N>process: message key=value key="two words"`, N being the syslog priority
+ * prefix that systemd's journal and the parent read; a terminal gets none, and a file the time
+ * (log_stamp). One write(2) a line.
  *
  *     log_info("instance ready", "model=%s id=%s ms=%.1f", name, id, ms);
  */
 #ifndef EMBER_BASE_LOG_H
 #define EMBER_BASE_LOG_H
+
+#include <stdbool.h>
+#include <stddef.h>
 
 enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
 
@@ -17,6 +21,12 @@ void log_init(const char *process, enum log_level level);
 
 /* "error", "warn", "info", "debug" → level; -EINVAL for anything else. */
 int log_level_parse(const char *name);
+
+/* Lines begin with the time instead of <N>: for the process whose stderr people keep. */
+void log_stamp(bool on);
+
+/* Writes a line (without its end) of another process in this one's form. */
+void log_pass(const char *text, size_t len);
 
 void log_write(enum log_level level, const char *message, const char *fields, ...)
     __attribute__((format(printf, 3, 4)));

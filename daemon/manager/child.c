@@ -322,22 +322,20 @@ static void on_channel(int fd, short what, void *arg)
         ;
 }
 
-/* Its lines go to our log as they are, one write each; the last may become its last words. */
+/* Its lines go to our log, one write each; the last may become its last words. */
 static void put_line(struct child *c)
 {
     const char *text = c->line;
+    size_t len = c->line_len;
 
-    c->line[c->line_len] = '\n';
-    size_t len = c->line_len + 1;
     c->line_len = 0;
-    if (len > 3 && text[0] == '<' && text[1] >= '0' && text[1] <= '7' && text[2] == '>')
+    log_pass(text, len);
+    if (len > 2 && text[0] == '<' && text[1] >= '0' && text[1] <= '7' && text[2] == '>') {
         text += 3;
-    if (*text == '\n')
+        len -= 3;
+    }
+    if (!len)
         return;
-    const char *from = isatty(STDERR_FILENO) ? text : c->line;
-    ssize_t written = write(STDERR_FILENO, from, len - (size_t)(from - c->line));
-    (void)written;
-    len -= (size_t)(text - c->line) + 1;
     len = MIN(len, sizeof c->last_line - 1);
     memcpy(c->last_line, text, len);
     c->last_line[len] = 0;

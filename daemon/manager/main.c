@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
@@ -313,9 +314,32 @@ static void on_reload(int sig, short what, void *arg)
 
 /* ---- start ---- */
 
+/* What would show only when the first model is wanted is said now. */
+static void look_ahead(const struct mgr *mgr)
+{
+    const struct emberd_options *o = &mgr->options;
+    struct error err = {0};
+    char path[4096];
+
+    if (!child_program("ember-instance", path, sizeof path) ||
+        !child_program("ember-loader", path, sizeof path))
+        log_warn("ember-loader or ember-instance is not beside emberd: nothing can be started", "");
+    if (!strchr(o->backend, '/') ? strcmp(o->backend, "cpu") != 0 : access(o->backend, R_OK) < 0)
+        log_warn("no such backend: no instance will start", "backend=\"%s\"", o->backend);
+    if (make_dirs(o->cache_dir, 0700, &err) < 0 || access(o->cache_dir, W_OK) < 0)
+        log_warn("no cache: each instance compiles and captures anew",
+                 "cache_dir=\"%s\" error=\"%s\"", o->cache_dir,
+                 *err.text ? err.text : strerror(errno));
+    if (!mgr->default_model)
+        return;
+    snprintf(path, sizeof path, "%s/config.json", mgr->default_model->path);
+    if (access(path, R_OK) < 0)
+        log_warn("the default model cannot be read", "path=\"%s\" error=\"%s\"", path,
+                 strerror(errno));
+}
+
 static int start(struct mgr *mgr, struct error *err)
 {
-    char path[4096];
 
     int r = prepare_runtime_dir(mgr, err);
     if (r < 0)
@@ -331,9 +355,7 @@ static int start(struct mgr *mgr, struct error *err)
     mgr->id_epoch &= 0xffff;
     mgr_budget_init(mgr, mgr_fdstore_adopt(mgr));
     register_configured(mgr);
-    if (!child_program("ember-instance", path, sizeof path) ||
-        !child_program("ember-loader", path, sizeof path))
-        log_warn("ember-loader or ember-instance is not beside emberd: nothing can be started", "");
+    look_ahead(mgr);
     return mgr_service_init(mgr, err);
 }
 
@@ -400,6 +422,7 @@ int main(int argc, char **argv)
     hold_stdio();
     raise_fd_limit();
     log_init("emberd", LOG_LEVEL_INFO);
+    log_stamp(!getenv("JOURNAL_STREAM"));
     int action = config_read(&emberd_program, argc, argv, &mgr.options, &err);
     if (action < 0) {
         fprintf(stderr, "emberd: %s\n", err.text);

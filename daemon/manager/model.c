@@ -271,6 +271,17 @@ static void arm_watchdog(struct mgr_model *model)
     child_deadline(model->loader, model->mgr->options.load_timeout_no_progress, "progress");
 }
 
+int mgr_model_kv_check(const struct mgr_model *model, uint64_t kv_bytes, struct error *err)
+{
+    if (!kv_bytes || kv_bytes >= model->kv_page_bytes)
+        return 0;
+    return error_set(err, EINVAL,
+                     "kv_bytes is %llu; one page of %d tokens of this model takes %llu, give at "
+                     "least that, or 0 for a good size",
+                     (unsigned long long)kv_bytes, KV_PAGE_SIZE,
+                     (unsigned long long)model->kv_page_bytes);
+}
+
 static void on_planned(struct mgr_model *model, const Ember__V1__LoaderPlanned *planned)
 {
     snprintf(model->architecture, sizeof model->architecture, "%s", planned->architecture);
@@ -280,8 +291,14 @@ static void on_planned(struct mgr_model *model, const Ember__V1__LoaderPlanned *
     model->vocab_size = planned->vocab_size;
     model->max_positions = planned->max_positions;
     model->kv_page_bytes = planned->kv_page_bytes;
-    model->phase = "admitting";
     child_deadline(model->loader, 0, NULL); /* the next move is ours */
+    struct error err = {0};
+    if (mgr_model_kv_check(model, model->kv_asked, &err) < 0) {
+        model->kv_asked = 0; /* or every later load would fail for it */
+        mgr_model_load_refuse(model, &err);
+        return;
+    }
+    model->phase = "admitting";
     mgr_watch_progress(model, true);
     mgr_settle_soon(model->mgr);
 }

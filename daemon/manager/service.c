@@ -231,7 +231,8 @@ static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, vo
                STANDBY_MOST);
         return;
     }
-    if (load_target(mgr, request, &m, &err) < 0) {
+    if (load_target(mgr, request, &m, &err) < 0 ||
+        mgr_model_kv_check(m, request->kv_bytes, &err) < 0) {
         mgr_call_fail(call, &err);
         return;
     }
@@ -320,7 +321,8 @@ static void rpc_stop(struct grpc_call *call, const ProtobufCMessage *message, vo
     struct mgr_instance *i = mgr_instance_find(user, request->id);
 
     if (!i) {
-        refuse(call, ENOENT, "no instance is called \"%.64s\"; ListInstances has those there are",
+        refuse(call, ENOENT,
+               "no instance is called \"%.64s\"; emberctl ps (ListInstances) has those there are",
                request->id);
         return;
     }

@@ -54,7 +54,8 @@ static struct mgr_model *spawn_model(struct mgr *mgr, struct grpc_call *call, co
     else if (!model && !*name)
         refuse(call, ENOENT, "no default model is configured; name one");
     else if (!model)
-        refuse(call, ENOENT, "no model is called \"%.*s\"; load it first (LoadModel with its path)",
+        refuse(call, ENOENT,
+               "no model is called \"%.*s\"; load it first: emberctl load DIR (LoadModel)",
                MGR_NAME_MAX, name);
     else if (mgr->n_waiting >= MGR_WAITING_MAX)
         refuse(call, ENOMEM, "%u spawns are waiting already; try again later", mgr->n_waiting);
