@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs emberd and ember-gateway for black-box tests, and a small HTTP client for them."""
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+
+SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+TINY = os.path.join(SOURCE, "models", "ember-tiny")
+EMBERD = os.environ.get("EMBERD", os.path.join(SOURCE, "build", "daemon", "emberd"))
+GATEWAY = os.environ.get("GATEWAY", os.path.join(os.path.dirname(EMBERD), "ember-gateway"))
+CACHE = os.environ.get("EMBER_TEST_CACHE")  # kernels and graphs kept between tests
+
+with open(f"{TINY}/expected_text.json") as f:
+    CASES = json.load(f)["cases"]
+
+
+def wait_until(condition, what, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.01)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+class Process:
+    """A program with its log in a file."""
+
+    def __init__(self, command, log_path, env=None):
+        self.log_path = log_path
+        environment = dict(os.environ, **(env or {}))
+        for unwanted in ("NOTIFY_SOCKET", "EMBER_SOCKET"):
+            environment.pop(unwanted, None)
+        with open(log_path, "ab") as log:
+            self.process = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL,
+                                            env=environment)
+        self.pid = self.process.pid
+
+    def text(self):
+        with open(self.log_path, errors="replace") as f:
+            return f.read()
+
+    def children(self):
+        with open(f"/proc/{self.pid}/task/{self.pid}/children") as f:
+            return [int(p) for p in f.read().split()]
+
+    def rss(self):
+        with open(f"/proc/{self.pid}/statm") as f:
+            return int(f.read().split()[1]) * 4096
+
+    def fds(self):
+        return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+    def stop(self, sig=signal.SIGTERM, seconds=20):
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"did not end within {seconds} s:\n{self.text()[-3000:]}")
+        if "Sanitizer" in self.text():
+            raise AssertionError(self.text()[-5000:])
+        return code
+
+
+class Emberd(Process):
+    def __init__(self, folder, *options, env=None):
+        self.socket = f"{folder}/emberd.sock"
+        super().__init__([EMBERD, f"--socket={self.socket}", f"--runtime-dir={folder}/run",
+                          f"--cache-dir={CACHE or folder + '/cache'}", f"--default-model={TINY}",
+                          *options], f"{folder}/emberd.log", env)
+
+    def instances(self):
+        """Their pids: children of emberd that are instances."""
+        found = []
+        for pid in self.children():
+            try:
+                with open(f"/proc/{pid}/comm") as f:
+                    if f.read().startswith("ember-instance"):
+                        found.append(pid)
+            except FileNotFoundError:
+                pass
+        return found
+
+    def pid_of(self, instance):
+        return next(int(line.split("pid=")[1].split()[0]) for line in self.text().splitlines()
+                    if f"instance ready id={instance} " in line)
+
+
+class Gateway(Process):
+    def __init__(self, folder, socket, *options, env=None):
+        before = os.path.getsize(f"{folder}/gateway.log") \
+            if os.path.exists(f"{folder}/gateway.log") else 0
+        super().__init__([GATEWAY, f"--emberd={socket}", "--listen=127.0.0.1:0",
+                          f"--state-file={folder}/leases", "--log-level=debug", *options],
+                         f"{folder}/gateway.log", env)
+
+        def port():
+            if self.process.poll() is not None:
+                raise AssertionError(f"the gateway has ended:\n{self.text()[-3000:]}")
+            for line in self.text()[before:].splitlines():
+                if ": ready listen=" in line:
+                    return int(line.rsplit("port=", 1)[1])
+            return None
+        self.port = wait_until(port, "the gateway listens")
+
+    # ---- requests ----
+
+    def connect(self, timeout=60):
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+
+    def request(self, method, path, body=None, headers=None, timeout=60):
+        """(status, headers, body parsed when it is JSON)"""
+        c = self.connect(timeout)
+        if body is not None and not isinstance(body, (str, bytes)):
+            body = json.dumps(body)
+        c.request(method, path, body, {"Content-Type": "application/json", **(headers or {})})
+        r = c.getresponse()
+        data = r.read()
+        c.close()
+        if "json" in (r.getheader("Content-Type") or ""):
+            data = json.loads(data)
+        return r.status, r.headers, data
+
+    def get(self, path, **more):
+        return self.request("GET", path, **more)
+
+    def ask(self, path, **body):
+        """The object of a request that succeeds."""
+        status, _, reply = self.request("POST", path, {"model": "ember-tiny", **body})
+        assert status == 200, (status, reply)
+        return reply
+
+    def complete(self, prompt, **body):
+        return self.ask("/v1/completions", prompt=prompt, **{"temperature": 0, **body})
+
+    def chat(self, text, **body):
+        return self.ask("/v1/chat/completions", messages=[{"role": "user", "content": text}],
+                        **{"temperature": 0, **body})
+
+    def stream(self, path, **body):
+        """Yields the parsed chunks of a stream, then "[DONE]"; comments as strings with ':'."""
+        c = self.connect()
+        c.request("POST", path, json.dumps({"model": "ember-tiny", "stream": True, **body}),
+                  {"Content-Type": "application/json"})
+        r = c.getresponse()
+        if r.status != 200:
+            raise AssertionError((r.status, r.read()))
+        assert r.getheader("Content-Type").startswith("text/event-stream")
+        for line in r:
+            line = line.decode().rstrip("\r\n")
+            if line.startswith("data: "):
+                data = line[6:]
+                yield data if data == "[DONE]" else json.loads(data)
+            elif line:
+                yield line
+        c.close()
+
+    def stream_text(self, prompt, index=0, **body):
+        """Text and finish_reason of a streamed completion."""
+        text, reason, done = "", None, False
+        for chunk in self.stream("/v1/completions", prompt=prompt, **{"temperature": 0, **body}):
+            if chunk == "[DONE]":
+                done = True
+            elif isinstance(chunk, dict):
+                assert "error" not in chunk, chunk
+                for choice in chunk["choices"]:
+                    if choice["index"] == index:
+                        text += choice["text"]
+                        reason = choice["finish_reason"] or reason
+        assert done, "the stream ended without [DONE]"
+        return text, reason
+
+    def metric(self, name, labels=""):
+        """The value of a metric's first line that has the labels."""
+        _, _, data = self.get("/metrics")
+        for line in data.decode().splitlines():
+            if line.startswith(name + "{") and labels in line:
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no metric {name} {labels}")
+
+
+class Stack:
+    """emberd and a gateway in a folder of their own."""
+
+    def __init__(self, *options, emberd=(), env=None, emberd_env=None):
+        self.folder = tempfile.mkdtemp(prefix="ember-gw-")
+        self.env = env
+        self.emberd = Emberd(self.folder, *emberd, env=emberd_env)
+        wait_until(lambda: os.path.exists(self.emberd.socket), "emberd listens")
+        self.gateway = Gateway(self.folder, self.emberd.socket, *options, env=env)
+        self.settle()
+
+    def settle(self):
+        wait_until(lambda: self.gateway.get("/health")[0] == 200, "the gateway is healthy")
+
+    def leases(self):
+        with open(f"{self.folder}/leases") as f:
+            return f.read()
+
+    def another(self, *options):
+        """A gateway in the place of the one that has ended."""
+        self.gateway = Gateway(self.folder, self.emberd.socket, *options, env=self.env)
+        self.settle()
+        return self.gateway
+
+    def stop(self):
+        try:
+            self.gateway.stop()
+        finally:
+            self.emberd.stop()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def together(calls):
+    """Runs the functions at once, each in a thread; returns their results, raises their errors."""
+    results, errors = [None] * len(calls), []
+
+    def one(i, call):
+        try:
+            results[i] = call()
+        except BaseException as e:  # noqa: B902: told to the caller
+            errors.append(e)
+    threads = [threading.Thread(target=one, args=(i, c)) for i, c in enumerate(calls)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    if errors:
+        raise errors[0]
+    return results

@@ -1,0 +1,725 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ember-gateway over a real emberd with ember-tiny: the API, exactness, failures, ends."""
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+import unittest
+
+import gateway
+from gateway import CASES, Stack, together, wait_until
+
+STORY = "Once upon a time there was a king who had"
+PROMPTS = [STORY, "The river", "In the morning", "He said that", "A small house", "When she came",
+           "It is said", "The old man", "Far away", "The children"]
+
+
+def plain(i, length=40):
+    """Prompt and length of the i-th of many mixed requests."""
+    return f"{PROMPTS[i % len(PROMPTS)]} {'and ' * (i % 7)}{i}", 8 + (i * 7) % length
+
+
+class Case(unittest.TestCase):
+    options, emberd_options, emberd_env = (), (), None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.stack = Stack(*cls.options, emberd=cls.emberd_options, emberd_env=cls.emberd_env)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.stack.stop()
+
+    @property
+    def g(self):
+        return self.stack.gateway
+
+    def fails(self, status, path, body, text, code=None, param=None):
+        got, headers, reply = self.g.request("POST", path, body)
+        self.assertEqual(got, status, reply)
+        error = reply["error"]
+        self.assertRegex(error["message"], text)
+        self.assertIsInstance(error["type"], str)
+        if code:
+            self.assertEqual(error["code"], code)
+        if param:
+            self.assertEqual(error["param"], param)
+        return headers
+
+
+class Api(Case):
+    options = ("--admin",)
+
+    def test_completions_are_the_reference(self):
+        for case in CASES:
+            n = len(case["greedy_ids"])
+            r = self.g.complete(case["prompt"], max_tokens=n, return_token_ids=True)
+            choice = r["choices"][0]
+            self.assertEqual(choice["token_ids"], case["greedy_ids"])
+            self.assertEqual(choice["text"], case["greedy_text"])
+            self.assertEqual(choice["prompt_token_ids"], case["prompt_ids"])
+            ends = case["greedy_ids"][-1] in (0, 2)
+            self.assertEqual(choice["finish_reason"], "stop" if ends else "length")
+            self.assertEqual(r["usage"]["prompt_tokens"], len(case["prompt_ids"]))
+            self.assertEqual(r["usage"]["completion_tokens"], len(case["greedy_ids"]))
+
+    def test_every_form_of_prompt(self):
+        case = CASES[0]
+        want = case["greedy_text"]
+        ids = case["prompt_ids"]
+        for prompt in (case["prompt"], [case["prompt"]], ids, [ids]):
+            self.assertEqual(self.g.complete(prompt, max_tokens=200)["choices"][0]["text"], want)
+        r = self.g.complete([CASES[0]["prompt"], CASES[1]["prompt"]], max_tokens=200, n=2)
+        self.assertEqual([c["index"] for c in r["choices"]], [0, 1, 2, 3])
+        self.assertEqual([c["text"] for c in r["choices"]],
+                         [CASES[0]["greedy_text"]] * 2 + [CASES[1]["greedy_text"]] * 2)
+
+    def test_chat(self):
+        r = self.g.chat("Who are you?")
+        message = r["choices"][0]["message"]
+        self.assertEqual(message["role"], "assistant")
+        self.assertEqual(message["content"], CASES[0]["greedy_text"])
+        self.assertEqual(r["object"], "chat.completion")
+        parts = [{"type": "text", "text": "Who are"}, {"type": "text", "text": "you?"}]
+        joined = self.g.ask("/v1/chat/completions", temperature=0, max_tokens=5,
+                            messages=[{"role": "user", "content": parts}])
+        same = self.g.chat("Who are\nyou?", max_tokens=5)
+        self.assertEqual(joined["choices"][0]["message"], same["choices"][0]["message"])
+
+    def test_continue_final_message(self):
+        whole = self.g.chat("Who are you?")["choices"][0]["message"]["content"]
+        begin = whole[:whole.index(",") + 1]
+        begun = [{"role": "user", "content": "Who are you?"},
+                 {"role": "assistant", "content": begin}]
+        r = self.g.ask("/v1/chat/completions", temperature=0, messages=begun,
+                       continue_final_message=True, add_generation_prompt=False)
+        self.assertEqual(begin + r["choices"][0]["message"]["content"], whole)
+        r = self.g.ask("/v1/chat/completions", temperature=0, messages=begun, echo=True,
+                       continue_final_message=True, add_generation_prompt=False)
+        self.assertEqual(r["choices"][0]["message"]["content"], whole)
+
+    def test_streams_say_the_same(self):
+        for extra in ({}, {"n": 2}, {"stop": [" the"]}, {"echo": True}, {"max_tokens": 3}):
+            body = {"max_tokens": 30, **extra}
+            whole = self.g.complete(STORY, **body)
+            for i, choice in enumerate(whole["choices"]):
+                text, reason = self.g.stream_text(STORY, index=i, **body)
+                self.assertEqual((text, reason), (choice["text"], choice["finish_reason"]), extra)
+
+    def test_chat_stream(self):
+        chunks = list(self.g.stream("/v1/chat/completions", temperature=0,
+                                    messages=[{"role": "user", "content": "Who are you?"}],
+                                    stream_options={"include_usage": True}))
+        self.assertEqual(chunks[-1], "[DONE]")
+        self.assertEqual(chunks[0]["choices"][0]["delta"], {"role": "assistant", "content": ""})
+        text = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-2])
+        self.assertEqual(text, CASES[0]["greedy_text"])
+        self.assertEqual(chunks[-3]["choices"][0]["finish_reason"], "stop")
+        self.assertEqual(chunks[-2]["choices"], [])
+        self.assertEqual(chunks[-2]["usage"]["completion_tokens"], len(CASES[0]["greedy_ids"]))
+        self.assertTrue(all(c["usage"] is None for c in chunks[:-2]))
+
+    def test_logprobs(self):
+        r = self.g.complete(STORY, max_tokens=6, logprobs=2)["choices"][0]
+        lp = r["logprobs"]
+        self.assertEqual("".join(lp["tokens"]), r["text"])
+        self.assertEqual(lp["text_offset"][0], 0)
+        for token, p, top in zip(lp["tokens"], lp["token_logprobs"], lp["top_logprobs"]):
+            self.assertEqual(len(top), 2)
+            self.assertEqual(max(top, key=top.get), token)  # greedy
+            self.assertAlmostEqual(top[token], p, places=5)
+        streamed = [c["choices"][0]["logprobs"] for c in
+                    self.g.stream("/v1/completions", prompt=STORY, temperature=0, max_tokens=6,
+                                  logprobs=2) if isinstance(c, dict)]
+        self.assertEqual(sum((s["tokens"] for s in streamed), []), lp["tokens"])
+        self.assertEqual(sum((s["token_logprobs"] for s in streamed), []), lp["token_logprobs"])
+        chat = self.g.chat("Who are you?", max_tokens=4, logprobs=True, top_logprobs=3)
+        content = chat["choices"][0]["logprobs"]["content"]
+        self.assertEqual("".join(e["token"] for e in content),
+                         chat["choices"][0]["message"]["content"])
+        for entry in content:
+            self.assertEqual(len(entry["top_logprobs"]), 3)
+            self.assertEqual(bytes(entry["bytes"]).decode(), entry["token"])
+            self.assertEqual(entry["logprob"], entry["top_logprobs"][0]["logprob"])
+        none = self.g.chat("Who are you?", max_tokens=4, logprobs=True)
+        self.assertEqual(none["choices"][0]["logprobs"]["content"][0]["top_logprobs"], [])
+
+    def test_prompt_logprobs_are_those_of_generating(self):
+        a = self.g.complete(STORY, max_tokens=20, logprobs=3)["choices"][0]
+        whole = STORY + a["text"]
+        b = self.g.complete(whole, max_tokens=0, echo=True, logprobs=3)
+        self.assertEqual(b["usage"]["completion_tokens"], 0)
+        b = b["choices"][0]
+        self.assertEqual(b["text"], whole)
+        self.assertEqual("".join(b["logprobs"]["tokens"]), whole)
+        self.assertIsNone(b["logprobs"]["token_logprobs"][0])
+        self.assertEqual(b["logprobs"]["tokens"][-20:], a["logprobs"]["tokens"])
+        self.assertEqual(b["logprobs"]["token_logprobs"][-20:], a["logprobs"]["token_logprobs"])
+        self.assertEqual(b["logprobs"]["top_logprobs"][-20:], a["logprobs"]["top_logprobs"])
+        ids = self.g.complete(whole, max_tokens=1, prompt_logprobs=1, return_token_ids=True)
+        ids = ids["choices"][0]
+        self.assertEqual(len(ids["prompt_logprobs"]), len(ids["prompt_token_ids"]))
+        for token, entry, p in list(zip(ids["prompt_token_ids"], ids["prompt_logprobs"],
+                                        b["logprobs"]["token_logprobs"]))[1:]:
+            self.assertEqual(entry[str(token)]["logprob"], p)
+
+    def test_stop_strings_never_leak(self):
+        text = self.g.complete(STORY, max_tokens=40)["choices"][0]["text"]
+        for at in range(3, len(text) - 6, 5):
+            stop = text[at:at + 6]
+            want = text[:text.index(stop)]
+            seen = ""
+            for chunk in self.g.stream("/v1/completions", prompt=STORY, temperature=0,
+                                       max_tokens=40, stop=stop):
+                if isinstance(chunk, dict):
+                    seen += chunk["choices"][0]["text"]
+                    self.assertTrue(want.startswith(seen), (stop, seen))
+                    last = chunk["choices"][0]
+            self.assertEqual(seen, want)
+            self.assertEqual((last["finish_reason"], last["stop_reason"]), ("stop", stop))
+        r = self.g.complete(STORY, max_tokens=40, stop=[stop], include_stop_str_in_output=True)
+        self.assertEqual(r["choices"][0]["text"], want + stop)
+
+    def test_stop_ids_and_lengths(self):
+        r = self.g.complete(STORY, max_tokens=30, return_token_ids=True)["choices"][0]
+        third = r["token_ids"][3]
+        first = r["token_ids"].index(third)
+        stopped = self.g.complete(STORY, max_tokens=30, stop_token_ids=[third])
+        self.assertEqual(stopped["usage"]["completion_tokens"], first + 1)
+        self.assertEqual(stopped["choices"][0]["stop_reason"], third)
+        later = self.g.complete(STORY, max_tokens=30, stop_token_ids=[third], min_tokens=first + 2)
+        self.assertGreater(later["usage"]["completion_tokens"], first + 2)
+        case = CASES[1]
+        n = len(case["greedy_ids"])
+        on = self.g.complete(case["prompt"], max_tokens=n + 8, ignore_eos=True)
+        self.assertEqual(on["usage"]["completion_tokens"], n + 8)
+        self.assertEqual(on["choices"][0]["finish_reason"], "length")
+        more = self.g.complete(case["prompt"], max_tokens=n + 8, min_tokens=n + 4)
+        self.assertGreaterEqual(more["usage"]["completion_tokens"], n + 4)
+        self.assertLess(self.g.complete(case["prompt"], max_tokens=200)["usage"]
+                        ["completion_tokens"], 200)
+
+    def test_penalties_and_biases(self):
+        base = self.g.complete(STORY, max_tokens=40, return_token_ids=True)["choices"][0]
+        for name in ("frequency_penalty", "presence_penalty"):
+            r = self.g.complete(STORY, max_tokens=40, return_token_ids=True, **{name: 2})
+            ids = r["choices"][0]["token_ids"]
+            self.assertLess(len(ids) - len(set(ids)), len(base["token_ids"]) -
+                            len(set(base["token_ids"])), name)
+        r = self.g.complete(STORY, max_tokens=40, return_token_ids=True, repetition_penalty=8)
+        both = [c["token_ids"] + c["prompt_token_ids"] for c in (base, r["choices"][0])]
+        repeated = [len(ids) - len(set(ids)) for ids in both]
+        self.assertLess(repeated[1], repeated[0] / 2)
+        token = base["token_ids"][0]
+        r = self.g.complete(STORY, max_tokens=3, return_token_ids=True, logit_bias={token: -100})
+        self.assertNotIn(token, r["choices"][0]["token_ids"])
+        r = self.g.complete(STORY, max_tokens=3, return_token_ids=True, logit_bias={"77": 100})
+        self.assertEqual(r["choices"][0]["token_ids"], [77] * 3)
+
+    def test_sampling_is_the_seed_s(self):
+        body = {"temperature": 1, "seed": 7, "max_tokens": 16}
+        first = self.g.complete(STORY, **body)["choices"][0]["text"]
+        self.assertEqual(self.g.complete(STORY, **body)["choices"][0]["text"], first)
+        three = [c["text"] for c in self.g.complete(STORY, n=3, **body)["choices"]]
+        self.assertEqual(three[0], first)
+        self.assertEqual(len(set(three)), 3)
+        busy = together([lambda i=i: self.g.complete(plain(i)[0], max_tokens=20, temperature=1)
+                         for i in range(8)] +
+                        [lambda: self.g.complete(STORY, **body)["choices"][0]["text"]])
+        self.assertEqual(busy[-1], first)
+        self.assertNotEqual(self.g.complete(STORY, **{**body, "seed": 8})["choices"][0]["text"],
+                            first)
+
+    def test_errors(self):
+        c, h = "/v1/completions", "/v1/chat/completions"
+        self.fails(400, c, "{", "not JSON")
+        self.fails(400, c, "[1]", "not a JSON object")
+        self.fails(404, c, {"model": "nope", "prompt": "x"}, "`nope` does not exist",
+                   "model_not_found", "model")
+        for field, value in (("temperature", -1), ("top_p", 0), ("n", 0), ("n", 1000), ("n", "x"),
+                             ("max_tokens", -1), ("logprobs", 21), ("stop", [""]),
+                             ("stop", [1]), ("logit_bias", {"x": 1}), ("logit_bias", {"5": 101}),
+                             ("logit_bias", {"99999": 1}), ("stream", "yes"), ("seed", 1.5),
+                             ("response_format", {"type": "json_object"}), ("suffix", "x"),
+                             ("prompt", []), ("prompt", [[]]), ("prompt", [-1]), ("prompt", {}),
+                             ("guided_json", {}), ("best_of", 3), ("min_tokens", 17)):
+            self.fails(400, c, {"model": "ember-tiny", "prompt": "x", field: value}, field,
+                       param=field)
+        self.fails(400, c, {"model": "ember-tiny", "prompt": [5000]}, "vocabulary", param="prompt")
+        self.fails(400, c, {"model": "ember-tiny", "prompt": ""}, "no tokens", param="prompt")
+        self.fails(400, c, {"model": "ember-tiny"}, "missing", param="prompt")
+        self.fails(400, c, {"model": "ember-tiny", "prompt": "a " * 5000}, ".",
+                   "context_length_exceeded")
+        self.fails(400, h, {"model": "ember-tiny", "messages": []}, "at least one")
+        self.fails(400, h, {"model": "ember-tiny", "messages": [{"content": "x"}]}, "role")
+        self.fails(400, h, {"model": "ember-tiny", "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "text parts")
+        self.fails(400, h, {"model": "ember-tiny", "top_logprobs": 2,
+                            "messages": [{"role": "user", "content": "x"}]}, "logprobs")
+        self.assertEqual(self.g.get(c)[0], 405)
+        self.assertEqual(self.g.get("/nowhere")[0], 404)
+
+    def test_unknown_fields_are_accepted_with_one_warning(self):
+        for _ in range(3):
+            self.g.complete("x", max_tokens=1, brand_new_field={"a": 1})
+        self.assertEqual(self.g.text().count('field="brand_new_field"'), 1)
+
+    def test_tokenize(self):
+        r = self.g.ask("/tokenize", prompt=CASES[0]["prompt"], return_token_strs=True)
+        self.assertEqual(r["tokens"], CASES[0]["prompt_ids"])
+        self.assertEqual(r["count"], len(r["tokens"]))
+        self.assertEqual(r["max_model_len"], 2048)
+        self.assertEqual(r["token_strs"][0], "<|im_start|>")
+        self.assertEqual(self.g.ask("/tokenize", prompt="")["tokens"], [])
+        chat = self.g.ask("/tokenize", messages=[{"role": "user", "content": "Who are you?"}])
+        self.assertEqual(chat["tokens"], CASES[0]["prompt_ids"])
+        back = self.g.ask("/detokenize", tokens=r["tokens"])
+        self.assertEqual(back["prompt"], CASES[0]["prompt"])
+
+    def test_small_routes(self):
+        status, _, models = self.g.get("/v1/models")
+        self.assertEqual([m["id"] for m in models["data"]], ["ember-tiny"])
+        self.assertEqual(self.g.get("/v1/models/ember-tiny")[2]["id"], "ember-tiny")
+        self.assertEqual(self.g.get("/v1/models/x")[0], 404)
+        self.assertIn("version", self.g.get("/version")[2])
+        self.assertIn("server_load", self.g.get("/load")[2])
+        self.assertEqual(self.g.get("/ping")[0], 200)
+
+    def test_request_ids(self):
+        _, headers, reply = self.g.request("POST", "/v1/completions", {"prompt": "x"},
+                                           {"X-Request-Id": "my-id.1"})
+        self.assertEqual(headers["X-Request-Id"], "my-id.1")
+        self.assertEqual(reply["id"], "cmpl-my-id.1")
+        _, headers, _ = self.g.get("/ping", headers={"X-Request-Id": 'a"b' + "x" * 100})
+        self.assertRegex(headers["X-Request-Id"], "^[0-9a-f]{32}$")
+
+    def test_metrics(self):
+        self.g.complete("x", max_tokens=4)
+        _, headers, page = self.g.get("/metrics")
+        page = page.decode()
+        self.assertIn("version=0.0.4", headers["Content-Type"])
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc",
+                     "cache_config_info", "lora_requests_info", "time_to_first_token_seconds",
+                     "inter_token_latency_seconds", "request_queue_time_seconds",
+                     "e2e_request_latency_seconds", "prefix_cache_queries_total",
+                     "prefix_cache_hits_total", "prompt_tokens_total", "generation_tokens_total",
+                     "num_preemptions_total", "request_success_total"):
+            self.assertIn(f"\nvllm:{name}" if name[-1] == "s" else f"vllm:{name}", page)
+        seen = set()
+        for line in page.splitlines():  # each family once, each line name{labels} value
+            if line.startswith("# TYPE "):
+                self.assertNotIn(line.split()[2], seen)
+                seen.add(line.split()[2])
+            elif not line.startswith("#"):
+                float(line.rsplit(" ", 1)[1])
+        self.assertGreaterEqual(self.g.metric("vllm:generation_tokens_total"), 4)
+        self.assertEqual(self.g.metric("ember_spawn_seconds_count"), 1)
+
+    def test_abort_in_mid_stream(self):
+        self.g.complete("x", max_tokens=1)
+        before = self.g.metric("vllm:request_success_total", 'finished_reason="abort"')
+        c = self.g.connect()
+        c.request("POST", "/v1/completions", json.dumps(
+            {"prompt": STORY, "max_tokens": 1900, "ignore_eos": True, "stream": True}))
+        r = c.getresponse()
+        r.readline()
+        r.close()
+        c.sock.shutdown(socket.SHUT_RDWR)
+        c.close()
+        wait_until(lambda: self.g.metric("vllm:num_requests_running") == 0, "it is given up", 5)
+        after = self.g.metric("vllm:request_success_total", 'finished_reason="abort"')
+        self.assertEqual(after, before + 1)
+
+    def test_sleep_and_wake(self):
+        self.g.complete("x", max_tokens=1)
+        self.assertEqual(self.g.request("POST", "/sleep")[0], 200)
+        wait_until(lambda: self.g.get("/is_sleeping")[2]["is_sleeping"], "it sleeps")
+        waiting = threading.Thread(target=lambda: self.g.complete("x", max_tokens=1))
+        waiting.start()
+        wait_until(lambda: self.g.metric("vllm:num_requests_waiting") == 1, "it waits")
+        self.assertEqual(self.g.request("POST", "/wake_up")[0], 200)
+        waiting.join(20)
+        self.assertFalse(waiting.is_alive())
+        self.assertFalse(self.g.get("/is_sleeping")[2]["is_sleeping"])
+
+    def test_reset_prefix_cache(self):
+        prompt = STORY + " " + "many years and " * 12
+        self.g.complete(prompt, max_tokens=1)
+        cached = [self.g.complete(prompt, max_tokens=1)["usage"]["prompt_tokens_details"]
+                  ["cached_tokens"]]
+        self.assertEqual(self.g.request("POST", "/reset_prefix_cache")[0], 200)
+        for _ in range(2):
+            cached.append(self.g.complete(prompt, max_tokens=1)["usage"]
+                          ["prompt_tokens_details"]["cached_tokens"])
+        self.assertGreater(cached[0], 0)
+        self.assertEqual(cached[1], 0)
+        self.assertEqual(cached[2], cached[0])
+
+
+class Doors(Case):
+    """Keys, CORS, limits."""
+
+    @classmethod
+    def setUpClass(cls):
+        keys = f"{gateway.tempfile.gettempdir()}/ember-gw-keys-{os.getpid()}"
+        with open(keys, "w") as f:
+            f.write("# comment\nsecret-one\n\nsecret-two  second\n")
+        cls.keys = keys
+        cls.options = (f"--api-keys={keys}", "--cors-origins=https://a.example,https://b.example",
+                       "--max-body=64KiB", "--max-headers=8KiB", "--client-timeout=2s")
+        super().setUpClass()
+
+    @classmethod
+    def tearDownClass(cls):
+        os.unlink(cls.keys)
+        super().tearDownClass()
+
+    def test_keys(self):
+        body = {"prompt": "x", "max_tokens": 1}
+        for key in (None, "Bearer wrong", "Bearer secret-on", "Bearer secret-one2", "secret-one",
+                    "Bearer ", "Bearer # comment"):
+            status, headers, reply = self.g.request("POST", "/v1/completions", body,
+                                                    {"Authorization": key} if key else None)
+            self.assertEqual(status, 401, key)
+            self.assertEqual(reply["error"]["code"], "invalid_api_key")
+            self.assertIn("WWW-Authenticate", headers)
+        for key in ("secret-one", "secret-two"):
+            self.assertEqual(self.g.request("POST", "/v1/completions", body,
+                                            {"Authorization": f"Bearer {key}"})[0], 200)
+        self.assertEqual(self.g.get("/v1/models")[0], 401)
+        self.assertEqual(self.g.get("/health")[0], 200)
+        self.assertEqual(self.g.get("/metrics")[0], 200)
+
+    def test_cors(self):
+        status, headers, _ = self.g.request(
+            "OPTIONS", "/v1/completions",
+            headers={"Origin": "https://b.example", "Access-Control-Request-Method": "POST",
+                     "Access-Control-Request-Headers": "authorization,x-other"})
+        self.assertEqual(status, 204)
+        self.assertEqual(headers["Access-Control-Allow-Origin"], "https://b.example")
+        self.assertEqual(headers["Access-Control-Allow-Headers"], "authorization,x-other")
+        _, headers, _ = self.g.get("/ping", headers={"Origin": "https://evil.example"})
+        self.assertNotIn("Access-Control-Allow-Origin", headers)
+
+    def test_admin_is_off(self):
+        key = {"Authorization": "Bearer secret-one"}
+        self.assertEqual(self.g.request("POST", "/sleep", headers=key)[0], 404)
+
+    def test_limits(self):
+        status, _, _ = self.g.request("POST", "/v1/completions", b"x" * 100000,
+                                      {"Authorization": "Bearer secret-one"})
+        self.assertEqual(status, 413)
+        status, _, _ = self.g.get("/ping", headers={"X-Long": "y" * 20000})
+        self.assertIn(status, (400, 413, 431))
+
+    def test_a_slow_client_is_dropped(self):
+        with socket.create_connection(("127.0.0.1", self.g.port)) as s:
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n{")
+            s.settimeout(10)
+            start = time.monotonic()
+            while s.recv(4096):
+                pass
+            self.assertLess(time.monotonic() - start, 8)
+
+    def test_nonsense_is_no_harm(self):
+        for data in (b"\0" * 100, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n",
+                     b"GET / HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+                     b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"):
+            with socket.create_connection(("127.0.0.1", self.g.port)) as s:
+                s.sendall(data)
+                s.settimeout(6)
+                try:
+                    s.recv(4096)
+                except (TimeoutError, ConnectionError):
+                    pass
+        self.assertEqual(self.g.get("/ping")[0], 200)
+
+
+class Exact(unittest.TestCase):
+    """The same greedy tokens whatever runs beside them and however the steps are cut."""
+
+    def run_all(self, stack, at_once):
+        calls = [lambda i=i: stack.gateway.stream_text(plain(i)[0], max_tokens=plain(i)[1])
+                 for i in range(24)]
+        return together(calls) if at_once else [c() for c in calls]
+
+    def test_however(self):
+        want = None
+        for options, at_once in ((("--no-prefix-cache", "--no-token-refs"), False), ((), False),
+                                 ((), True), (("--step-tokens=8",), True),
+                                 (("--prefill-tokens=5",), True), (("--no-token-refs",), True),
+                                 (("--no-prefix-cache",), True), (("--max-instances=2",), True)):
+            stack = Stack(*options)
+            try:
+                got = self.run_all(stack, at_once)
+                got += self.run_all(stack, at_once)  # the second time from the prefix cache
+            finally:
+                stack.stop()
+            want = want or got
+            self.assertEqual(got, want, options)
+
+    def test_preempted(self):
+        """Little KV memory: sequences are taken off and replayed."""
+        whole = Stack()
+        small = Stack(emberd=("--kv-bytes=1200KiB",))
+        try:
+            prompts = [f"{PROMPTS[i]} {i}" for i in range(10)]
+
+            def texts(stack):
+                return together([lambda p=p: stack.gateway.stream_text(p, max_tokens=100)
+                                 for p in prompts])
+            self.assertEqual(texts(small), texts(whole))
+            self.assertGreater(small.gateway.metric("vllm:num_preemptions_total"), 0)
+        finally:
+            small.stop()
+            whole.stop()
+
+
+class Failures(unittest.TestCase):
+    def stack(self, *options, **more):
+        stack = Stack(*options, **more)
+        self.addCleanup(stack.stop)
+        return stack
+
+    def test_kill_under_32_streams(self):
+        stack = self.stack()
+        g = stack.gateway
+        work = [(plain(i)[0], 60 + i) for i in range(32)]
+        want = [g.stream_text(p, max_tokens=n, ignore_eos=True) for p, n in work]
+        results = [None] * 32
+        begun = threading.Barrier(33)
+
+        def one(i):
+            text, reason, first = "", None, True
+            for chunk in g.stream("/v1/completions", prompt=work[i][0], temperature=0,
+                                  max_tokens=work[i][1], ignore_eos=True):
+                if isinstance(chunk, dict) and "error" not in chunk:
+                    text += chunk["choices"][0]["text"]
+                    reason = chunk["choices"][0]["finish_reason"] or reason
+                elif chunk != "[DONE]":
+                    text += f"<{chunk}>"
+                if first:
+                    begun.wait(20)
+                    first = False
+            results[i] = (text, reason)
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(32)]
+        for t in threads:
+            t.start()
+        leased = stack.leases().split()[1]
+        begun.wait(20)
+        pid = stack.emberd.pid_of(leased)
+        os.kill(pid, signal.SIGKILL)
+        for t in threads:
+            t.join(60)
+        self.assertEqual(results, want)
+        self.assertEqual(g.metric("ember_failovers_total"), 1)
+        self.assertGreater(g.metric("ember_replays_total"), 0)
+
+    def test_a_request_that_kills_twice_fails_alone(self):
+        """Every instance dies at its 60th step."""
+        stack = self.stack(emberd_env={"EMBER_FAULT": "instance-step:60=kill"})
+        g = stack.gateway
+        text, reason = g.stream_text(STORY, max_tokens=30)  # in one instance's life
+        self.assertEqual(reason, "length")
+        long = g.stream_text(STORY, max_tokens=150, ignore_eos=True)  # over several lives
+        self.assertTrue(long[0].startswith(text))
+        self.assertGreaterEqual(g.metric("ember_failovers_total"), 2)
+        stack = self.stack(emberd_env={"EMBER_FAULT": "instance-step:1=kill"})
+        status, _, reply = stack.gateway.request("POST", "/v1/completions", {"prompt": "x"})
+        self.assertEqual(status, 500)
+        self.assertEqual(reply["error"]["type"], "server_error")
+
+    def test_a_stalled_instance_is_replaced(self):
+        stack = self.stack("--stall-timeout=1s")
+        g = stack.gateway
+        want = g.stream_text(STORY, max_tokens=60, ignore_eos=True)
+        leased = stack.leases().split()[1]
+        pid = stack.emberd.pid_of(leased)
+        os.kill(pid, signal.SIGSTOP)
+        self.assertEqual(g.stream_text(STORY, max_tokens=60, ignore_eos=True), want)
+        os.kill(pid, signal.SIGCONT) if os.path.exists(f"/proc/{pid}") else None
+        self.assertEqual(g.metric("ember_failovers_total"), 1)
+
+    def test_restart_takes_instances_up(self):
+        stack = self.stack()
+        g = stack.gateway
+        want = g.complete(STORY, max_tokens=20)["choices"]
+        before = stack.leases()
+        g.process.kill()
+        g.process.wait()
+        g = stack.another()
+        self.assertEqual(g.complete(STORY, max_tokens=20)["choices"], want)
+        self.assertEqual(g.metric("ember_taken_up_total"), 1)
+        self.assertEqual(stack.leases(), before)
+        self.assertEqual(stack.emberd.text().count("leased id="), 1)
+
+    def test_sigterm_drains(self):
+        stack = self.stack()
+        g = stack.gateway
+        chunks = g.stream("/v1/completions", prompt=STORY, temperature=0, max_tokens=600,
+                          ignore_eos=True, stream_options={"include_usage": True})
+        next(chunks)
+        g.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: g.get("/health")[0] == 503, "health is 503")
+        status, headers, reply = g.request("POST", "/v1/completions", {"prompt": "x"})
+        self.assertEqual(status, 503)
+        self.assertIn("Retry-After", headers)
+        rest = list(chunks)
+        self.assertEqual(rest[-1], "[DONE]")
+        self.assertEqual(rest[-2]["usage"]["completion_tokens"], 600)
+        self.assertEqual(g.process.wait(10), 0)
+        self.assertEqual(stack.leases(), "")
+        wait_until(lambda: "lease ended" in stack.emberd.text(), "the lease is given back")
+
+    def test_full_queue(self):
+        stack = self.stack("--max-queue=4")
+        g = stack.gateway
+        g.complete("x", max_tokens=1)
+        replies = together([lambda i=i: g.request(
+            "POST", "/v1/completions", {"prompt": f"{STORY} {i}", "max_tokens": 30, "n": 16,
+                                        "ignore_eos": True}) for i in range(20)])
+        statuses = [r[0] for r in replies]
+        self.assertEqual(set(statuses), {200, 429}) if 200 in statuses else None
+        self.assertIn(429, statuses)
+        for status, headers, reply in replies:
+            if status == 429:
+                self.assertGreaterEqual(int(headers["Retry-After"]), 1)
+                self.assertEqual(reply["error"]["code"], "queue_full")
+
+    def test_a_cold_model_is_waited_for(self):
+        """The stream shows signs of life meanwhile; many wait for one load."""
+        stack = self.stack("--heartbeat=200ms", emberd=("--standby=0",))
+        g = stack.gateway
+        g.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})
+        os.kill(stack.emberd.instances()[0], signal.SIGKILL)
+        stack.emberd.process.send_signal(signal.SIGSTOP)
+        timer = threading.Timer(1.5, lambda: stack.emberd.process.send_signal(signal.SIGCONT))
+        timer.start()
+        chunks = list(g.stream("/v1/completions", prompt=STORY, temperature=0, max_tokens=5))
+        timer.join()
+        comments = [c for c in chunks if isinstance(c, str) and c.startswith(":")]
+        self.assertGreaterEqual(len(comments), 3)
+        self.assertEqual(chunks[-1], "[DONE]")
+
+    def test_waiting_has_an_end(self):
+        stack = self.stack("--queue-timeout=1s")
+        g = stack.gateway
+        g.complete("x", max_tokens=1)
+        for pid in stack.emberd.instances():
+            os.kill(pid, signal.SIGKILL)
+        stack.emberd.process.send_signal(signal.SIGSTOP)
+        try:
+            status, headers, reply = g.request("POST", "/v1/completions", {"prompt": "x"})
+        finally:
+            stack.emberd.process.send_signal(signal.SIGCONT)
+        self.assertEqual(status, 503)
+        self.assertIn("Retry-After", headers)
+
+    def test_emberd_restarts(self):
+        stack = self.stack()
+        g = stack.gateway
+        want = g.complete(STORY, max_tokens=10)["choices"]
+        stack.emberd.stop()
+        wait_until(lambda: g.get("/health")[0] == 503, "its absence is seen")
+        stack.emberd = gateway.Emberd(stack.folder)
+        stack.settle()
+        self.assertEqual(g.complete(STORY, max_tokens=10)["choices"], want)
+
+    def test_a_slow_reader_is_cut_and_others_are_not(self):
+        stack = self.stack("--reader-backlog=16KiB")
+        g = stack.gateway
+        s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.connect(("127.0.0.1", g.port))
+        body = json.dumps({"prompt": STORY, "max_tokens": 1900, "ignore_eos": True, "stream": True,
+                           "logprobs": 20, "n": 4})
+        s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+                  f"{body}".encode())
+        wait_until(lambda: "its reader is too slow" in g.text(), "it is cut", 60)
+        s.close()
+        self.assertEqual(g.stream_text(STORY, max_tokens=5)[1], "length")
+        wait_until(lambda: g.metric("vllm:num_requests_running") == 0, "nothing runs", 5)
+
+
+class Load(unittest.TestCase):
+    seconds = float(os.environ.get("LOAD_SECONDS", "4"))
+
+    def test_200_streams(self):
+        stack = Stack("--max-instances=2")
+        try:
+            self.load(stack)
+        finally:
+            stack.stop()
+
+    def load(self, stack):
+        g = stack.gateway
+        g.complete("x", max_tokens=1)
+        end = time.monotonic() + self.seconds
+        counts, tokens, lock = [0] * 200, [0] * 200, threading.Lock()
+        half = []  # figures when everything has been in use for a while
+
+        def client(i):
+            turn = 0
+            while time.monotonic() < end:
+                prompt, n = plain(i + turn)
+                chunks = list(g.stream("/v1/completions", prompt=prompt, temperature=0, user=str(i),
+                                       max_tokens=n, ignore_eos=True,
+                                       stream_options={"include_usage": True}))
+                if chunks[-1] != "[DONE]" or chunks[-2]["usage"]["completion_tokens"] != n:
+                    raise AssertionError(chunks[-2:])
+                turn += 1
+                with lock:
+                    counts[i] += 1
+                    tokens[i] += n
+                    if not half and time.monotonic() > end - self.seconds / 2:
+                        half.append((g.rss(), g.fds()))
+        together([lambda i=i: client(i) for i in range(200)])
+        wait_until(lambda: g.metric("vllm:num_requests_running") == 0, "nothing runs", 5)
+        self.assertEqual(g.metric("vllm:kv_cache_usage_perc"), 0)
+        wait_until(lambda: g.fds() < 40, "connections are closed", 5)
+        rss = g.rss()
+        share = sum(tokens) ** 2 / (len(tokens) * sum(t * t for t in tokens))
+        print(f"{sum(counts)} streams, {sum(tokens) / self.seconds:.0f} tokens/s, fairness "
+              f"{share:.3f} (Jain's index; 1 is equal), RSS {half[0][0] >> 20 if half else 0} MiB "
+              f"half-way, {rss >> 20} MiB at the end")
+        self.assertGreater(min(counts), 0)
+        if half:
+            self.assertLess(rss, half[0][0] * 1.25 + (16 << 20))
+
+
+def transcripts(text):
+    """(command, expected output) of each "$ curl" in the console blocks of a page."""
+    for block in re.findall(r"```console\n(.*?)```", text, re.S):
+        for entry in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            command, _, output = entry.partition("\n")
+            yield command, output
+
+
+def steady(text):
+    """What differs from run to run made equal."""
+    text = re.sub(r"cmpl-[0-9a-f]{32}", "cmpl-ID", text.replace("\r", ""))
+    text = re.sub(r"-\d+\.\d+", lambda m: f"{float(m[0]):.2f}", text)
+    return re.sub(r'"created":\d+', '"created":0', text).strip()
+
+
+@unittest.skipUnless(shutil.which("curl"), "curl is not installed")
+class Docs(Case):
+    def test_transcripts(self):
+        with open(f"{gateway.SOURCE}/docs/gateway.md") as f:
+            pairs = list(transcripts(f.read()))
+        self.assertGreater(len(pairs), 8)
+        for command, output in pairs:
+            done = subprocess.run(["bash", "-c", command.replace("127.0.0.1:8000",
+                                                                 f"127.0.0.1:{self.g.port}")],
+                                  stdout=subprocess.PIPE, text=True, timeout=60)
+            self.assertEqual(steady(done.stdout), steady(output), command)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
