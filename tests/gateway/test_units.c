@@ -61,7 +61,7 @@ static void stop_is_its_definition(void **state)
             text[i] = (char)('a' + next(&seed) % 3);
         bool expected = by_definition(&set, text, len, &want);
         while (at < len && !stopped) {
-            size_t n = MIN(1 + next(&seed) % 4, len - at);
+            size_t piece = 1 + next(&seed) % 4, n = MIN(piece, len - at);
             stopped = stop_push(&stop, &set, text + at, n, false, &out, &which);
             at += n;
             assert_true(out.len <= want); /* nothing of the stop string has left */
@@ -78,7 +78,7 @@ static void stop_is_its_definition(void **state)
 
 /* ---- JSON ---- */
 
-static void expect_string(const char *text, size_t len, const char *want)
+static void string_is(const char *text, size_t len, const char *want)
 {
     struct buffer out = {0};
 
@@ -89,12 +89,12 @@ static void expect_string(const char *text, size_t len, const char *want)
 
 static void strings_are_json(void **state)
 {
-    expect_string("a\"b\\c\n\x01", 7, "\"a\\\"b\\\\c\\n\\u0001\"");
-    expect_string("\xc3\xa9\xf0\x9f\x98\x80", 6, "\"\xc3\xa9\xf0\x9f\x98\x80\"");
-    expect_string("\xc3", 1, "\"\xef\xbf\xbd\"");
-    expect_string("\xed\xa0\x80", 3, "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"");
-    expect_string("\xc0\x80x", 3, "\"\xef\xbf\xbd\xef\xbf\xbdx\"");
-    expect_string(NULL, 0, "null");
+    string_is("a\"b\\c\n\x01", 7, "\"a\\\"b\\\\c\\n\\u0001\"");
+    string_is("\xc3\xa9\xf0\x9f\x98\x80", 6, "\"\xc3\xa9\xf0\x9f\x98\x80\"");
+    string_is("\xc3", 1, "\"\xef\xbf\xbd\"");
+    string_is("\xed\xa0\x80", 3, "\"\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\"");
+    string_is("\xc0\x80x", 3, "\"\xef\xbf\xbd\xef\xbf\xbdx\"");
+    string_is(NULL, 0, "null");
 }
 
 static void floats_read_back(void **state)
