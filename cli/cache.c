@@ -22,7 +22,13 @@ static int open_cache(const struct verb_call *call, bool read_only, struct cache
     const char *dir = verb_string(call, "cache-dir");
 
     int r = dir ? 0 : value_expand("%C/emberd", &fallback, err); /* emberd's own default */
-    return r == 0 ? cache_open(dir ? dir : fallback, &options, ret, err) : r;
+    r = r == 0 ? cache_open(dir ? dir : fallback, &options, ret, err) : r;
+    if (r == -ENOENT && !dir)
+        return error_set(err, ENOENT,
+                         "%s: no cache there; emberd makes it when it first starts an instance, "
+                         "--cache-dir=PATH names another",
+                         fallback);
+    return r;
 }
 
 static json_t *when(uint64_t ns)

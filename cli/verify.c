@@ -68,6 +68,10 @@ static void print_one(const char *dir, const struct verify_result *r)
 
     if (r->n_hidden)
         snprintf(hidden, sizeof hidden, "  layers %.1e", worst_hidden(r));
+    if (*r->kind == '-') { /* nothing was computed */
+        printf("FAIL  %s\n      %s\n", base_name(dir), r->detail);
+        return;
+    }
     printf("%-4s  %-34s  error %.1e", r->passed ? "pass" : "FAIL", base_name(dir), r->logits_error);
     if (r->cases)
         printf("  cases %u/%u", r->cases_passed, r->cases);

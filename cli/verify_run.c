@@ -439,6 +439,8 @@ int verify_folder(const char *dir, const struct verify_options *options, struct 
     } else if (access(text, R_OK) == 0) {
         strcpy(result.kind, "text");
         r = verify_text(&b, &result, err);
+    } else if (access(dir, X_OK) < 0) {
+        r = error_sys(err, errno, "%s", dir);
     } else {
         r = error_set(
             err, ENOENT,

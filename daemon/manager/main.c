@@ -48,16 +48,18 @@ static void raise_fd_limit(void)
 static int make_dirs(const char *path, mode_t mode, struct error *err)
 {
     _cleanup_free_ char *copy = x_strdup(path);
+    int above = 0; /* why one above it could not be made */
 
     for (char *p = copy + 1; *p; p++) {
         if (*p != '/')
             continue;
         *p = 0;
-        mkdir(copy, 0755); /* what cannot be made shows at the last one */
+        if (mkdir(copy, 0755) < 0 && errno != EEXIST && !above)
+            above = errno;
         *p = '/';
     }
     if (mkdir(copy, mode) < 0 && errno != EEXIST)
-        return error_sys(err, errno, "cannot make the directory %s", path);
+        return error_sys(err, above ? above : errno, "cannot make the directory %s", path);
     return 0;
 }
 
