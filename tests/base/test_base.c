@@ -307,6 +307,15 @@ static void test_log_lines(void **state)
     assert_string_equal(line, "<6>toyd: ready id=3\n");
     LOGGED(line, log_warn("odd"));
     assert_string_equal(line, "<4>toyd: odd\n");
+    LOGGED(line, log_pass("<4>child: said", 14));
+    assert_string_equal(line, "<4>child: said\n");
+    log_stamp(true);
+    LOGGED(line, log_pass("<4>child: said", 14));
+    assert_string_equal(line + 24, " warning: child: said\n");
+    LOGGED(line, log_info("ready"));
+    assert_int_equal(line[10], 'T');
+    assert_string_equal(line + 23, "Z toyd: ready\n");
+    log_stamp(false);
     LOGGED(line, log_debug("hidden"));
     assert_string_equal(line, "");
     /* A name from outside cannot forge a line of its own. */

@@ -53,6 +53,7 @@ static const struct verb_program program = {
     .verbs = verbs,
     .exits = exits,
     .see_also = "toyd(8)",
+    .named = "TAG tags\nID ps\n",
 };
 
 #define PARSE(call, text, err, ...)                                                                \
@@ -204,6 +205,9 @@ static void test_generated(void **state)
     assert_has(&text, ".TP\n\\fB\\-n\\fR, \\fB\\-\\-name=TEXT\\fR\nits name\n");
     ASSERT_TEXT(&text, "--bash-completion");
     assert_has(&text, "'') words='load stop cache';;\n");
+    assert_has(&text, "words=\"$(toy ps 2>/dev/null");                       /* ID is named by ps */
+    assert_has(&text, "'load --tag') COMPREPLY=($(compgen -W \"$(toy tags"); /* so is an option */
+    assert_has(&text, "in =|--socket) continue;; esac\n"); /* its value is no verb */
     assert_has(&text, "complete -F _toy toy\n");
 }
 

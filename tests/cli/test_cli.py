@@ -380,6 +380,39 @@ class Help(unittest.TestCase):
         self.assertIn("complete", ctl("--bash-completion").stdout)
         self.assertIn(".TH", ctl("--man").stdout)
 
+    def test_completion_in_bash(self):
+        with Daemon("--standby=0") as d:
+            d.ctl("load", TINY, "--name=mine")
+            script = os.path.join(d.dir, "completion")
+            with open(script, "w") as f:
+                f.write(ctl("--bash-completion").stdout)
+            for line, want in (("emberctl unl", "unload"), ("emberctl unload ", "mine"),
+                               ("emberctl generate -m mi", "mine"), ("emberctl --socket /x sp", "spawn"),
+                               ("emberctl cache export --kind gr", "graph"),
+                               ("emberctl verify --isa av", "avx2 avx512")):
+                words = line.split(" ")
+                run = subprocess.run(
+                    ["bash", "-c", f'. "{script}"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _emberctl; '
+                     'echo "${COMPREPLY[*]}"', "bash", *words], text=True, capture_output=True,
+                    env=dict(d.env, PATH=os.path.dirname(EMBERCTL) + ":" + os.environ["PATH"]))
+                got = run.stdout.strip()
+                self.assertIn(want, got, line + run.stderr)
+
+    def test_every_verb_has_examples(self):
+        for section in ctl("--man").stdout.split("\n.SS ")[1:]:
+            verb = section.split("\n")[0].split(" ")
+            words = verb[:2] if verb[0] in ("cache", "bench") or verb[:2] == ["verify", "tokenizer"] else verb[:1]
+            self.assertIn("\nExamples:\n", ctl(*words, "--help").stdout, words)
+
+    def test_kv_of_less_than_a_page_is_refused_at_the_load(self):
+        with Daemon("--standby=0") as d:
+            run = d.ctl("load", TINY, "--kv-bytes=10", check=False)
+            self.assertEqual(run.returncode, 1)
+            self.assertIn("one page", run.stderr)
+            d.ctl("load", TINY)
+            self.assertEqual(d.ctl("load", TINY, "--kv-bytes=10", check=False).returncode, 1)
+            self.assertEqual(d.json("spawn")["instance"]["model"], os.path.basename(TINY))
+
     def test_usage_errors(self):
         self.assertEqual(ctl("lod", check=False).returncode, 2)
         self.assertIn("load", ctl("lod", check=False).stderr)
