@@ -381,12 +381,13 @@ static void random_ids_byte_level(void **state)
 static void text_survives(void **state)
 {
     struct tokenizer *t = embedded();
-    const char *text = "It's 12,345 o'clock — «naïve» 漢字かな 😀👩‍👩‍👧\r\n\n\t  def "
-                       "f(x):\n "
-                       " "
-                       " "
-                       " "
-                       "return x\n";
+    const char *text =
+        "It's 12,345 o'clock — «naïve» 漢字かな 😀👩‍👩‍👧\r\n\n\t  def "
+        "f(x):\n "
+        " "
+        " "
+        " "
+        "return x\n";
     struct buffer out = {0};
     uint32_t *ids;
     size_t n;
