@@ -42,8 +42,8 @@
 /* X(source file without .c) */
 #define CPU_SOURCES(X)                                                                             \
     X(attention)                                                                                   \
-    X(linear) X(linear_quant) X(measure) X(moe) X(moe_linear) X(moe_linear_quant) X(norm) X(rope)  \
-        X(rows)
+    X(linear)                                                                                      \
+    X(linear_quant) X(measure) X(moe) X(moe_linear) X(moe_linear_quant) X(norm) X(rope) X(rows)
 
 /* Written by embed.py. */
 struct cpu_source_text {
