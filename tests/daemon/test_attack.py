@@ -1,0 +1,1053 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attacks on the real programs: damaged files, hostile peers, a bad cache, deaths at any moment.
+
+After each attack the daemon still serves, with the right tokens, and nothing is left over.
+"""
+import atexit
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+
+import harness
+from harness import TINY, alive, grpc, pb, step
+from test_real import CASES, Driver, made
+
+CODE = grpc.StatusCode
+GOLDEN = os.path.join(harness.SOURCE, "tests", "goldens", "llama")
+Q = "model.layers.0.self_attn.q_proj.weight"
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+class Attack(unittest.TestCase):
+    warm = None  # a cache with what ember-tiny needs, for what is not about the cache
+
+    @classmethod
+    def warm_cache(cls):
+        if not Attack.warm:
+            Attack.warm = tempfile.mkdtemp(prefix="ember-attack-")
+            atexit.register(shutil.rmtree, Attack.warm, True)
+            d = harness.Daemon("--standby=0", f"--cache-dir={Attack.warm}", real=True)
+            d.client.SpawnInstance()
+            d.stop()
+        return Attack.warm
+
+    def folder(self):
+        path = tempfile.mkdtemp(prefix="ember-attack-")
+        self.addCleanup(shutil.rmtree, path, True)
+        return path
+
+    def daemon(self, *options, cold=False, **more):
+        if not cold:
+            options = (f"--cache-dir={self.warm_cache()}", *options)
+        d = harness.Daemon(*options, real=True, **more)
+        self.addCleanup(lambda: d.process.returncode is None and d.stop())
+        self.addCleanup(self.end_drivers)
+        return d
+
+    def setUp(self):
+        self.begun = time.monotonic()
+        self.addCleanup(lambda: print(f"{time.monotonic() - self.begun:.1f} s", end=" "))
+
+    def end_drivers(self):
+        while made:
+            made.pop().close()
+
+    def fails(self, code, call, text):
+        with self.assertRaises(grpc.RpcError) as caught:
+            result = call()
+            if not isinstance(result, (list, pb.SpawnInstanceResponse)):
+                list(result)
+        self.assertEqual(caught.exception.code(), code, caught.exception.details())
+        self.assertRegex(caught.exception.details(), text)
+
+    def serves(self, d, **fields):
+        """A fresh instance gives the right tokens."""
+        spawned = d.client.SpawnInstance(**fields)
+        self.assertEqual(Driver(spawned).case(CASES[0]), CASES[0]["greedy_ids"])
+        d.client.StopInstance(id=spawned.instance.id)
+        return spawned
+
+    def nothing_left(self, d, fds=None):
+        """Nothing is charged, nothing runs, no descriptor is held when nothing is resident."""
+        for m in d.client.ListModels().models:
+            d.client.UnloadModel(name=m.name, force=True)
+        d.wait_until(lambda: not d.children(), "the children are gone")
+        s = d.client.GetStatus()
+        self.assertEqual((s.memory_weights, s.memory_instances, s.memory_reserved, s.standby,
+                          s.leased, s.starting), (0,) * 6)
+        self.assertEqual(d.sockets(), [])
+        if fds is not None:
+            d.wait_until(lambda: len(d.fds()) <= fds, "descriptors are back")
+
+
+# ---- checkpoints ----
+
+def read_safetensors(path):
+    with open(path, "rb") as f:
+        data = f.read()
+    n, = struct.unpack("<Q", data[:8])
+    return json.loads(data[8:8 + n]), data[8 + n:]
+
+
+def write_safetensors(path, header, data, length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text) if length is None else length) + text + data)
+
+
+def with_file(change):
+    """change(header, data) → the arguments of write_safetensors behind the path."""
+    def apply(path):
+        file = f"{path}/model.safetensors"
+        write_safetensors(file, *change(*read_safetensors(file)))
+    return apply
+
+
+def with_header(change):
+    def apply(header, data):
+        change(header)
+        return header, data
+    return with_file(apply)
+
+
+def with_tensor(name=Q, **values):
+    return with_header(lambda header: header[name].update(values))
+
+
+def overlap(header):
+    first, second = sorted((h["data_offsets"][0], n) for n, h in header.items()
+                           if n != "__metadata__")[:2]
+    offsets = header[second[1]]["data_offsets"]
+    size = offsets[1] - offsets[0]
+    header[second[1]]["data_offsets"] = [first[0] + 2, first[0] + 2 + size]
+
+
+def with_index(change=lambda names: None, lose=()):
+    """Two shards and an index; change(names) edits its weight map, files in `lose` are removed."""
+    def apply(path):
+        header, data = read_safetensors(f"{path}/model.safetensors")
+        header.pop("__metadata__", None)
+        names = {}
+        for k, shard in enumerate(("a.safetensors", "b.safetensors")):
+            part, out = {}, b""
+            for name in sorted(header)[k::2]:
+                begin, end = header[name]["data_offsets"]
+                part[name] = dict(header[name], data_offsets=[len(out), len(out) + end - begin])
+                out += data[begin:end]
+                names[name] = shard
+            write_safetensors(f"{path}/{shard}", part, out)
+        os.unlink(f"{path}/model.safetensors")
+        change(names)
+        with open(f"{path}/model.safetensors.index.json", "w") as f:
+            json.dump({"weight_map": names}, f)
+        for name in lose:
+            os.unlink(f"{path}/{name}")
+    return apply
+
+
+def other_shard(names):
+    names[Q] = "b.safetensors" if names[Q][0] == "a" else "a.safetensors"
+
+
+def replaced(name, make):
+    def apply(path):
+        os.unlink(f"{path}/{name}")
+        make(f"{path}/{name}")
+    return apply
+
+
+def write_text(text):
+    def make(path):
+        with open(path, "w") as f:
+            f.write(text)
+    return make
+
+
+def configured(text=None, **values):
+    """config.json with other values; `text`: a JSON literal for the last of them."""
+    def apply(path):
+        with open(f"{path}/config.json") as f:
+            config = json.load(f)
+        config.update(values)
+        out = json.dumps(config)
+        with open(f"{path}/config.json", "w") as f:
+            f.write(out.replace('"@"', text) if text else out)
+    return apply
+
+
+LOSS, NONE, BAD, NEW = (CODE.DATA_LOSS, CODE.NOT_FOUND, CODE.INVALID_ARGUMENT, CODE.UNIMPLEMENTED)
+DAMAGED = [
+    # what is wrong, how it is made, status, text
+    ("shard shorter than its header", with_file(lambda h, d: (h, d[:-1])), LOSS, "truncated"),
+    ("shard longer than its header", with_file(lambda h, d: (h, d + b"x")), LOSS, "1 bytes behind"),
+    ("no bytes", with_file(lambda h, d: (b"", b"", 0)), LOSS, "header"),
+    ("three bytes", replaced("model.safetensors", write_text("abc")), LOSS, "too short"),
+    ("header length beyond the file", with_file(lambda h, d: (h, d, 10 ** 7)), LOSS, "10000000"),
+    ("header length 2^63", with_file(lambda h, d: (h, d, 2 ** 63)), LOSS, "says that its header"),
+    ("header length 2^64-1", with_file(lambda h, d: (h, d, 2 ** 64 - 1)), LOSS, "says that its"),
+    ("header nested a million deep", with_file(lambda h, d: (b"[" * 10 ** 6, d)), LOSS, "depth"),
+    ("header of bytes", with_file(lambda h, d: (b"\xff\xfe" * 50, d)), LOSS, "header"),
+    ("header an array", with_file(lambda h, d: (b"[]", d)), LOSS, "not a JSON object"),
+    ("offsets beyond the file", with_tensor(data_offsets=[2 ** 62, 2 ** 62 + 8192]), LOSS, Q),
+    ("offsets overflowing", with_tensor(data_offsets=[2 ** 63 - 8, 2 ** 63 - 1]), LOSS, Q),
+    ("offsets beyond 64 bits", with_tensor(data_offsets=[0, 2 ** 64]), LOSS, "big integer"),
+    ("offsets negative", with_tensor(data_offsets=[-8, 8]), LOSS, Q),
+    ("offsets reversed", with_tensor(data_offsets=[8192, 0]), LOSS, Q),
+    ("offsets fractions", with_tensor(data_offsets=[0.5, 1e30]), LOSS, Q),
+    ("tensors overlap", with_header(overlap), LOSS, "overlaps|belong to none"),
+    ("shape overflows", with_tensor(shape=[2 ** 32, 2 ** 32]), LOSS, "absurd|do not take"),
+    ("shape of 300 dimensions", with_tensor(shape=[1] * 300), LOSS, "shape"),
+    ("shape is not config.json's", with_header(lambda h: h[UP]["shape"].reverse()), BAD, UP),
+    ("dtype of another size", with_tensor(dtype="F64"), LOSS, "F64"),
+    ("dtype of integers", with_tensor(dtype="I16"), NEW, "I16"),
+    ("dtype unheard of", with_tensor(dtype="Q" * 5000), NEW, Q),
+    ("dtype a number", with_tensor(dtype=7), LOSS, "dtype"),
+    ("tensor missing", with_header(lambda h: h.update(other=h.pop(Q))), NONE, Q),
+    ("tensor null", with_header(lambda h: h.update({Q: None})), LOSS, Q),
+    ("weights a folder", replaced("model.safetensors", os.mkdir), LOSS, "not a regular file"),
+    ("weights a FIFO", replaced("model.safetensors", os.mkfifo), LOSS, "not a regular file"),
+    ("weights a device", replaced("model.safetensors", lambda p: os.symlink("/dev/zero", p)), LOSS,
+     "not a regular file"),
+    ("weights a dangling link", replaced("model.safetensors", lambda p: os.symlink("/none", p)),
+     NONE, "holds neither"),
+    ("index names a missing shard", with_index(lose=["b.safetensors"]), NONE, "b.safetensors"),
+    ("index names a missing tensor", with_index(lambda n: n.update(nope="a.safetensors")), LOSS,
+     "nope"),
+    ("index names another shard", with_index(other_shard), LOSS, Q),
+    ("index names no shard", with_index(lambda n: n.update({Q: 7})), LOSS, Q),
+    ("index leaves the folder", with_index(lambda n: n.update({Q: "../x"})), LOSS, "not the name"),
+    ("index names 5000 shards", with_index(lambda n: n.update((f"t{i}", f"s{i}") for i in
+                                                              range(5000))), NONE, "missing"),
+    ("index names a long shard", with_index(lambda n: n.update(nope="x" * 5000)), LOSS, "not the name"),
+    ("index is empty", with_index(lambda n: n.clear()), NONE, "missing"),
+    ("config.json a FIFO", replaced("config.json", os.mkfifo), BAD, "not a regular file"),
+    ("config.json a folder", replaced("config.json", os.mkdir), BAD, "not a regular file"),
+    ("config.json missing", replaced("config.json", lambda p: None), NONE, "config.json"),
+    ("config.json empty", replaced("config.json", write_text("")), BAD, "line 1"),
+    ("config.json huge", replaced("config.json", write_text(" " * (17 << 20))), BAD, "limit"),
+    ("config.json deep", replaced("config.json", write_text("[" * 10 ** 6)), BAD, "depth"),
+    ("config.json an array", replaced("config.json", write_text("[]")), BAD, "not a JSON object"),
+    ("config.json without a type", replaced("config.json", write_text("{}")), BAD, "model_type"),
+    ("config NaN", configured("NaN", rms_norm_eps="@"), BAD, "NaN"),
+    ("config Infinity", configured("-Infinity", rope_theta="@"), BAD, "Infinity"),
+    ("config beyond a double", configured("1e999", rope_theta="@"), BAD, "overflow"),
+    ("config layers absurd", configured(num_hidden_layers=10 ** 9), BAD, "num_hidden_layers"),
+    ("config layers negative", configured(num_hidden_layers=-1), BAD, "num_hidden_layers"),
+    ("config layers a text", configured(num_hidden_layers="2"), BAD, "num_hidden_layers"),
+    ("config heads 0", configured(num_attention_heads=0), BAD, "num_attention_heads"),
+    ("config hidden size 2^63", configured(hidden_size=2 ** 63 - 1), BAD, "hidden_size"),
+    ("config scaling not an object", configured(rope_parameters=[8]), BAD, "not an object"),
+    ("config scaling unheard of", configured(rope_parameters={"rope_type": "x", "factor": 2}), NEW,
+     "\"?x\"?"),
+    ("config type with an escape code", configured(model_type="\x1b[31m\u202e" + "é" * 900), NEW,
+     "\\?\\[31m"),
+]
+
+
+class Checkpoints(Attack):
+    def test_damaged_files(self):
+        d = self.daemon("--standby=0", "--load-timeout-no-progress=5s", "--log-level=error")
+        folder, fds = self.folder(), len(d.fds())
+        d.load(GOLDEN)
+        self.nothing_left(d)
+        fds = len(d.fds())
+        for i, (what, damage, code, text) in enumerate(DAMAGED):
+            path = f"{folder}/m{i}"
+            shutil.copytree(GOLDEN, path)
+            damage(path)
+            with self.subTest(what):
+                begin = time.monotonic()
+                self.fails(code, lambda: d.client.LoadModel(path=path), text)
+                self.assertLess(time.monotonic() - begin, 4)  # no watchdog was needed
+                self.assertIn(f"m{i}", [m.name for m in d.client.ListModels().models])
+            shutil.rmtree(path)
+        self.assertEqual(d.client.GetStatus().load_failures, len(DAMAGED))
+        self.nothing_left(d, fds)
+        self.serves(d)
+
+    def test_a_sharded_checkpoint_is_the_same_model(self):
+        """What the damaged shards are made from is sound."""
+        d, path = self.daemon("--standby=0"), self.folder() + "/sharded"
+        shutil.copytree(TINY, path)
+        with_index()(path)
+        whole = d.load(TINY)[-1].model
+        self.assertEqual(d.load(path)[-1].model.weights_bytes, whole.weights_bytes)
+        self.serves(d, model="sharded")
+
+    def test_weights_of_nan_end_no_instance(self):
+        d, path = self.daemon("--standby=0"), self.folder() + "/nan"
+        shutil.copytree(GOLDEN, path)
+        with_file(lambda h, data: (h, b"\xff" * len(data)))(path)
+        d.load(path)
+        spawned = d.client.SpawnInstance(model="nan")
+        driver = Driver(spawned)
+        for temperature in (0, 1):
+            sampling = step.Sampling(temperature=temperature, logprobs=8)
+            driver.send(step.DriverFrame(step=step.Step(id=1, sequences=[step.SequenceStep(
+                id=1, tokens=[1, 2], pages=[0], prompt_len=2, sample=True, sampling=sampling)])))
+            self.assertLess(driver.receive().result.sequences[0].token, driver.welcome.vocab_size)
+
+    def test_model_too_large_is_refused_with_the_numbers(self):
+        d = self.daemon("--memory-limit=8MiB", "--standby=0")
+        self.fails(CODE.RESOURCE_EXHAUSTED, lambda: d.client.LoadModel(path=TINY),
+                   r"needs \d+\.\d MiB; the budget is 8.0 MiB")
+        d.load(GOLDEN)
+        self.fails(CODE.RESOURCE_EXHAUSTED, lambda: d.client.SpawnInstance(model="llama"),
+                   r"needs \d+\.\d MiB; the budget is 8.0 MiB")
+        self.nothing_left(d)
+
+    def test_kv_memory_absurd(self):
+        d = self.daemon("--standby=0")
+        self.assertTrue(d.load(kv_bytes=2 ** 64 - 1))
+        self.fails(CODE.RESOURCE_EXHAUSTED, d.client.SpawnInstance, "budget")
+        self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(kv_bytes=1), "kv_bytes is 1; one page")
+        d.load(kv_bytes=8 << 20)
+        self.serves(d)
+
+    def test_folder_changed_and_deleted_while_resident(self):
+        d, path = self.daemon("--standby=0"), self.folder() + "/mine"
+        shutil.copytree(TINY, path)
+        d.load(path)
+        shutil.copy(f"{GOLDEN}/config.json", f"{path}/config.json")
+        self.serves(d, model="mine")
+        shutil.rmtree(path)
+        self.serves(d, model="mine")
+        d.client.UnloadModel(name="mine", force=True)
+        self.fails(CODE.NOT_FOUND, lambda: d.client.SpawnInstance(model="mine"), "config.json")
+        shutil.copytree(TINY, path)
+        self.serves(d, model="mine")
+
+
+# ---- the step socket ----
+
+def varint(n):
+    out = b""
+    while n > 127:
+        out += bytes([n & 127 | 128])
+        n >>= 7
+    return out + bytes([n])
+
+
+def field(number, data):
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def rss(pid, key="VmRSS"):
+    with open(f"/proc/{pid}/status") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith(key + ":")) << 10
+
+
+class Steps(Attack):
+    def setUp(self):
+        super().setUp()
+        self.d = self.daemon("--standby=1", "--log-level=error", "--shutdown-timeout=0")
+        self.spawned = self.d.client.SpawnInstance()
+        self.driver = Driver(self.spawned)
+
+    def step(self, *sequences):
+        self.driver.send(step.DriverFrame(step=step.Step(id=9, sequences=sequences)))
+        result = self.driver.receive().result
+        self.assertEqual(result.id, 9)
+        return result
+
+    def sequence(self, n=1, position=0, pages=None, token=1, sampling=None, **fields):
+        size = self.driver.welcome.page_size
+        if pages is None:
+            pages = range((position + n + size - 1) // size)
+        return step.SequenceStep(id=1, tokens=[token] * n, position=position, pages=pages,
+                                 prompt_len=n, sample=True,
+                                 sampling=sampling and step.Sampling(**sampling), **fields)
+
+    def test_absurd_steps(self):
+        w, top, nan, s = self.driver.welcome, 2 ** 32 - 1, float("nan"), self.sequence
+        pages = [0] * (w.max_positions // w.page_size + 1)
+        absurd = {
+            "no sequences": [],
+            "no tokens": [s(n=0)],
+            "token beyond the vocabulary": [s(token=w.vocab_size)],
+            "token 2^32-1": [s(token=top)],
+            "page beyond the range": [s(pages=[w.pages])],
+            "page 2^32-1": [s(pages=[top])],
+            "no pages": [s(pages=[])],
+            "position 2^32-1": [s(position=top, pages=pages)],
+            "position behind the last": [s(position=w.max_positions, pages=pages)],
+            "a million tokens": [s(n=10 ** 6, pages=pages)],
+            "too many tokens": [s(n=1500)],
+            "too many sequences": [s()] * (w.max_seqs + 1),
+            "5000 sequences": [s()] * 5000,
+            "temperature NaN": [s(sampling={"temperature": nan})],
+            "temperature infinite": [s(sampling={"temperature": float("inf")})],
+            "temperature negative": [s(sampling={"temperature": -1})],
+            "top_p NaN": [s(sampling={"temperature": 1, "top_p": nan})],
+            "min_p 2": [s(sampling={"temperature": 1, "min_p": 2})],
+            "logprobs 2^32-1": [s(sampling={"logprobs": top})],
+            "the second of two": [s(), s(token=top)],
+        }
+        for what, sequences in absurd.items():
+            with self.subTest(what):
+                result = self.step(*sequences)
+                self.assertIn(result.error, (7, 22), result)  # E2BIG, EINVAL
+                self.assertTrue(result.error_text)
+                self.assertFalse(result.sequences)
+        odd = {
+            "last position": [s(position=w.max_positions - 1, pages=pages)],
+            "two million pages": [s(pages=[0] * 2000000)],
+            "prompt_len 2^32-1": [step.SequenceStep(tokens=[1], pages=[0], prompt_len=top,
+                                                    sample=True)],
+            "two sequences on one page": [s(n=3, pages=[0]), s(n=3, pages=[0])],
+            "temperature denormal": [s(sampling={"temperature": 1e-45})],
+            "temperature huge": [s(sampling={"temperature": 3e38})],
+            "top_k 2^32-1": [s(sampling={"temperature": 1, "top_k": top})],
+            "top_p infinite": [s(sampling={"temperature": 1, "top_p": float("inf")})],
+            "seed and index at their ends": [s(sampling={"temperature": 1, "seed": 2 ** 64 - 1},
+                                               sample_index=top)],
+            "all sequences with all logprobs": [s(sampling={"logprobs": 64})] * w.max_seqs,
+        }
+        for what, sequences in odd.items():
+            with self.subTest(what):
+                result = self.step(*sequences)
+                self.assertEqual((result.error, len(result.sequences)), (0, len(sequences)))
+                self.assertLess(max(r.token for r in result.sequences), w.vocab_size)
+        self.assertEqual(self.driver.case(CASES[0]), CASES[0]["greedy_ids"])
+
+    def exchange(self, data):
+        """What the instance answers to these bytes before it closes the connection."""
+        out = b""
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(8)
+            s.connect(self.spawned.instance.socket)
+            try:
+                s.sendall(data)
+                while chunk := s.recv(65536):
+                    out += chunk
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+        return out
+
+    def frame(self, data):
+        return struct.pack("<I", len(data)) + data
+
+    def hello(self, token, protocol=1):
+        hello = step.Hello(protocol=protocol, lease_token=token)
+        return self.frame(step.DriverFrame(hello=hello).SerializeToString())
+
+    def test_strangers_end_only_their_own_connection(self):
+        token = self.spawned.lease.token
+        one = step.DriverFrame(step=step.Step(sequences=[self.sequence()])).SerializeToString()
+        for what, data, text in (
+                ("a frame of 0 bytes", self.frame(b""), b"16 MiB"),
+                ("a frame of 4 GiB", b"\xff" * 4, b"16 MiB"),
+                ("garbage", os.urandom(64), b""),
+                ("garbage in a frame", self.frame(b"\xff" * 64), b"not a DriverFrame"),
+                ("an unknown field", self.frame(b"\x78\x01"), b"Hello first"),
+                ("a step before Hello", self.frame(one), b"Hello first"),
+                ("a large frame before Hello", self.frame(b"\x12" + b"\0" * 100000), b"large"),
+                ("half of a large frame before Hello", struct.pack("<I", 1 << 20) + b"x" * 5000,
+                 b"large"),
+                ("another protocol", self.hello(token, 2), b"protocol 1"),
+                ("no token", self.hello(""), b"not that of"),
+                ("half the token", self.hello(token[:16]), b"not that of"),
+                ("a longer token", self.hello(token + "0"), b"not that of")):
+            with self.subTest(what):
+                self.assertIn(text, self.exchange(data))
+        for i in range(500):
+            self.assertIn(b"not that of", self.exchange(self.hello(f"{i:032x}")))
+        crowd = []
+        for _ in range(60):
+            s = socket.socket(socket.AF_UNIX)
+            s.setblocking(False)
+            crowd.append(s)
+            s.connect_ex(self.spawned.instance.socket)
+        self.assertEqual(self.driver.case(CASES[1]), CASES[1]["greedy_ids"])
+        for s in crowd:
+            s.close()
+
+    def test_half_a_frame_is_not_waited_for(self):
+        begin = time.monotonic()
+        self.assertEqual(self.exchange(struct.pack("<I", 100) + b"abc"), b"")
+        self.assertLess(time.monotonic() - begin, 7)
+
+    def test_frames_that_would_unpack_to_a_gigabyte(self):
+        pid, n = self.spawned.instance.pid, (16 << 20) // 2 - 16
+        before = rss(pid)
+        self.driver.socket.sendall(self.frame(field(2, b"\x12\x00" * n)))  # empty sequences
+        with self.assertRaises(ConnectionError):
+            self.driver.receive()
+        self.assertLess(rss(pid, "VmHWM") - before, 160 << 20)
+        self.driver = Driver(self.spawned)
+        self.assertEqual(self.driver.case(CASES[0]), CASES[0]["greedy_ids"])
+
+    def test_a_driver_that_does_not_read_is_dropped(self):
+        sequences = [self.sequence(sampling={"logprobs": 64})] * self.driver.welcome.max_seqs
+        data = self.frame(step.DriverFrame(
+            step=step.Step(id=1, sequences=sequences)).SerializeToString())
+        self.driver.socket.settimeout(0.2)
+        try:
+            while True:
+                self.driver.socket.sendall(data)
+        except OSError:
+            pass
+        self.assertTrue(self.d.client.healthy(""))
+        self.serves(self.d)
+        self.driver.socket.close()
+
+
+# ---- the control API ----
+
+class Control(Attack):
+    def raw(self, d, method, body, stream=False):
+        """A call with a request of these bytes; its status and text."""
+        make = d.client.channel.unary_stream if stream else d.client.channel.unary_unary
+        call = make(f"/ember.v1.Ember/{method}", request_serializer=lambda b: b,
+                    response_deserializer=lambda b: b)
+        try:
+            result = call(body, timeout=20)
+            if stream:
+                list(result)
+            return CODE.OK, ""
+        except grpc.RpcError as error:
+            return error.code(), error.details()
+
+    def lists_parse(self, d):
+        """A strict reader takes every list."""
+        return d.client.ListModels().models, d.client.ListInstances().instances
+
+    def test_names_and_texts_of_any_bytes(self):
+        d = self.daemon("--standby=0", "--log-level=info", "--shutdown-timeout=0")
+        path = field(1, TINY.encode())
+        for what, method, body, stream, code, text in (
+                ("name not UTF-8", "LoadModel", path + field(2, b"a\xff\xfe"), True, BAD, "UTF-8"),
+                ("name overlong", "LoadModel", path + field(2, b"\xc0\xaf"), True, BAD, "UTF-8"),
+                ("name half a surrogate", "LoadModel", path + field(2, b"\xed\xa0\x80"), True, BAD,
+                 "UTF-8"),
+                ("name with a newline", "LoadModel", path + field(2, b"a\nb"), True, BAD, "control"),
+                ("name with C1 control", "LoadModel", path + field(2, b"a\xc2\x9bm"), True, BAD,
+                 "control"),
+                ("name of 10 kB", "LoadModel", path + field(2, b"x" * 10000), True, BAD, "10000"),
+                ("path not UTF-8", "LoadModel", field(1, b"/nope\xff/x"), True, BAD, "UTF-8"),
+                ("path of 10 kB", "LoadModel", field(1, b"/" + b"x" * 10000), True, BAD, "4095"),
+                ("path too long below", "LoadModel", field(1, "/é".encode() * 900 + b"/x"), True,
+                 CODE.NOT_FOUND, "é"),
+                ("path relative", "LoadModel", field(1, b"a/b"), True, BAD, "absolute"),
+                ("path of a file", "LoadModel", field(1, b"/etc/passwd"), True, CODE.NOT_FOUND,
+                 "passwd"),
+                ("holder not UTF-8", "SpawnInstance", field(3, b"\xff"), False, BAD, "holder"),
+                ("model not UTF-8", "SpawnInstance", field(1, b"\xff"), False, BAD, "UTF-8"),
+                ("model of 5 kB", "SpawnInstance", field(1, "é".encode() * 2500), False,
+                 CODE.NOT_FOUND, "no model"),
+                ("id not UTF-8", "StopInstance", field(1, b"\xff" * 99), False, BAD, "UTF-8"),
+                ("standby 2^32-1", "LoadModel", path + varint(3 << 3) + varint(2 ** 32 - 1), True,
+                 BAD, "256"),
+                ("not a message", "GetStatus", b"\xff" * 99, False, CODE.INTERNAL, "parse"),
+                ("a length beyond the request", "LoadModel", b"\x0a" + varint(2 ** 62) + b"x", True,
+                 CODE.INTERNAL, "parse"),
+                ("half a million unknown fields", "GetStatus", b"\x78\x01" * 500000, False, CODE.OK,
+                 "")):
+            with self.subTest(what):
+                got, details = self.raw(d, method, body, stream)
+                self.assertEqual(got, code, details)
+                self.assertIn(text, details)
+                self.lists_parse(d)
+        self.assertEqual(self.raw(d, "LoadModel", path + field(2, "ünï/слово".encode()), True)[0],
+                         CODE.OK)
+        for holder in ("é" * 300, '"\n<3>emberd: evil="1', "x" * 500000):
+            r = d.client.SpawnInstance(model="ünï/слово", holder=holder)
+            shown = r.instance.lease_holder
+            self.assertTrue(shown and len(shown.encode()) < 300)
+            self.assertTrue(holder.replace("\n", "?").startswith(shown), shown)
+            self.lists_parse(d)
+            d.client.StopInstance(id=r.instance.id)
+        self.assertFalse([line for line in d.text().splitlines() if line.startswith("<3>")])
+        self.assertLess(d.client.GetStatus().own_rss, 20 << 20)
+
+    def test_watchers_that_do_not_read(self):
+        d = self.daemon("--standby=0", "--log-level=warn")
+        d.load()
+        before = d.client.GetStatus().own_rss
+        channels = []
+        for _ in range(4):  # no iteration: grpcio reads no further than its window
+            client = harness.Client(f"unix:{d.socket}")
+            channels.append((client, [client.WatchInstances(timeout=60) for _ in range(50)]))
+        begin = time.monotonic()
+        for _ in range(6):
+            got = [d.client.future("SpawnInstance", holder="x" * 4000) for _ in range(4)]
+            for g in got:
+                d.client.StopInstance(id=g.result().instance.id)
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertLess(d.client.GetStatus().own_rss - before, 16 << 20)
+        for client, _ in channels:
+            client.close()
+        self.serves(d)
+
+    def streams(self, d, n, headers):
+        """Opens n streams on one raw connection; returns when all are sent or the daemon closed."""
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(5)
+            s.connect(d.socket)
+            try:
+                s.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+                for i in range(0, n, 500):
+                    s.sendall(b"".join(
+                        struct.pack(">I", len(headers))[1:] + b"\x01\x04" +
+                        struct.pack(">I", 2 * k + 1) + headers for k in range(i, i + 500)))
+            except OSError:
+                return
+
+    def test_a_hundred_thousand_streams(self):
+        d = self.daemon("--standby=1", "--log-level=warn")
+        self.serves(d)
+
+        def literal(name, value):
+            return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        headers = (literal(b":method", b"POST") + literal(b":scheme", b"http") +
+                   literal(b":path", b"/ember.v1.Ember/SpawnInstance") +
+                   literal(b":authority", b"x") + literal(b"content-type", b"application/grpc") +
+                   literal(b"te", b"trailers"))
+        before, fds = d.client.GetStatus().own_rss, len(d.fds())
+        self.streams(d, 100000, headers)
+        self.assertTrue(d.client.healthy(""))
+        self.assertLess(d.client.GetStatus().own_rss - before, 8 << 20)
+        d.wait_until(lambda: len(d.fds()) <= fds, "its connection is gone", 15)
+        self.serves(d)
+
+    def test_many_connections_and_no_descriptors(self):
+        d = self.daemon("--standby=0", "--log-level=error")
+        self.serves(d)
+        fds = len(d.fds())
+        hard = resource.prlimit(d.process.pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(d.process.pid, resource.RLIMIT_NOFILE, (fds + 30, hard))
+        crowd = []
+        for _ in range(300):
+            s = socket.socket(socket.AF_UNIX)
+            s.setblocking(False)
+            crowd.append(s)
+            s.connect_ex(d.socket)
+        self.fails(CODE.RESOURCE_EXHAUSTED, d.client.SpawnInstance, "descriptor|open files|socket")
+        self.assertTrue(d.client.healthy(""))  # the connection that there is serves on
+        for s in crowd:
+            s.close()
+        resource.prlimit(d.process.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        d.wait_until(lambda: len(d.fds()) <= fds, "descriptors are back")
+        self.serves(d)
+
+    def test_clients_killed_in_mid_call(self):
+        d = self.daemon("--standby=0", "--log-level=warn")
+        d.client.GetStatus()
+        fds = len(d.fds())
+        vanish = ("import os, sys, harness\n"
+                  "c = harness.Client('unix:' + sys.argv[1])\n"
+                  "calls = [c.future('SpawnInstance') for _ in range(6)]\n"
+                  "calls += [c.WatchInstances(), c.LoadModel(path=harness.TINY)]\n"
+                  "c.GetStatus()\n"
+                  "os.kill(os.getpid(), 9)\n")
+        for _ in range(2):
+            subprocess.run([sys.executable, "-c", vanish, d.socket],
+                           cwd=os.path.dirname(os.path.abspath(__file__)))
+        d.wait_until(lambda: d.model().warmth >= pb.PARKED and not d.model().starting,
+                     "the load outlives them")
+        self.serves(d)
+        self.nothing_left(d, fds)
+
+
+# ---- the cache ----
+
+SLOW_CC = """#!/bin/sh
+echo $$ >> {marks}
+case "$*" in *--version*|*-dumpmachine*) ;; *) sleep {seconds};; esac
+exec cc "$@"
+"""
+
+
+class Cache(Attack):
+    cc = None
+
+    def daemon(self, *options, **more):
+        """Cold, with a compiler that is in a hurry: the tokens are the same."""
+        if not Cache.cc:  # one for all: the compiler's name is part of a kernel's key
+            Cache.cc = self.warm_cache() + "/cc"
+            write_text('#!/bin/sh\nexec cc "$@" -O0\n')(Cache.cc)
+            os.chmod(Cache.cc, 0o755)
+        return super().daemon(f"--cc={Cache.cc}", *options, cold=True, **more)
+
+    def compiled(self, spawned):
+        return spawned.instance.kernels_compiled
+
+    def test_two_daemons_with_one_cold_cache(self):
+        """Both start at once: each kernel is built by one of them, both give the right tokens."""
+        alone = self.daemon("--standby=0", "--log-level=warn")
+        wanted = self.compiled(self.serves(alone))
+        alone.stop()
+        self.assertGreater(wanted, 0)
+        cache = self.folder() + "/cache"
+        both = [self.daemon("--standby=0", "--log-level=warn", f"--cache-dir={cache}", wait=False)
+                for _ in range(2)]
+        calls = [d.client.future("SpawnInstance") for d in both for _ in range(2)]
+        got = [c.result() for c in calls]
+        self.assertEqual(sum(self.compiled(g) for g in got), wanted)
+        for spawned in got:
+            self.assertEqual(Driver(spawned).case(CASES[0]), CASES[0]["greedy_ids"])
+        self.end_drivers()
+
+    def test_builder_killed_in_mid_compile(self):
+        """Who waits for the dead builder takes over; its compiler does not go on without it."""
+        folder = self.folder()
+        cc, marks = f"{folder}/cc", f"{folder}/marks"
+        with open(cc, "w") as f:
+            f.write(SLOW_CC.format(marks=marks, seconds=1))
+        os.chmod(cc, 0o755)
+        d = self.daemon("--standby=0", f"--cc={cc}", "--log-level=warn")
+        d.load()
+        calls = [d.client.future("SpawnInstance") for _ in range(3)]
+        sleepers = []
+
+        def compiling():
+            sleepers[:] = [p for p in descendants(d.process.pid) if name_of(p) == "sleep"]
+            return sleepers
+        d.wait_until(compiling, "a compile is under way")
+        builder = next(i.pid for i in d.client.ListInstances().instances
+                       if sleepers[0] in descendants(i.pid))
+        os.kill(builder, signal.SIGKILL)
+        got = [c.result() for c in calls]  # the pool starts another for the one that died
+        self.assertEqual(len({g.instance.id for g in got}), 3)
+        d.wait_until(lambda: not any(alive(p) for p in sleepers), "its compiler is gone", 3)
+        self.assertEqual(d.client.GetStatus().instances_lost, 1)
+        for spawned in got:
+            self.assertEqual(Driver(spawned).case(CASES[0]), CASES[0]["greedy_ids"])
+        self.end_drivers()
+
+    def test_builder_that_dies_before_it_stores(self):
+        d = self.daemon("--standby=0", env={"EMBER_FAULT": "compile-mid:1=kill"})
+        self.fails(CODE.UNAVAILABLE, d.client.SpawnInstance, "signal 9")
+        self.assertTrue(d.client.healthy(""))
+        self.assertEqual(d.client.GetStatus().leased, 0)
+
+    def test_compiler_that_fails_or_is_none(self):
+        for cc in ("/bin/false", "/nonexistent/cc", "/etc/passwd", ";rm -rf x"):
+            d = self.daemon("--standby=0", f"--cc={cc}")
+            self.assertEqual(self.compiled(self.serves(d)), 0, cc)
+            d.stop()
+
+    def tokens_in(self, folder, *options, **more):
+        """A daemon over this folder's cache: what its instance had to compile, the daemon's log."""
+        d = self.daemon("--standby=0", *options, folder=folder, **more)
+        n = self.compiled(self.serves(d))
+        d.stop()
+        return n, d.text()
+
+    def test_bits_flipped_and_bytes_cut_in_the_store(self):
+        folder = self.folder()
+        first, _ = self.tokens_in(folder)
+        self.assertGreater(first, 0)
+        self.assertEqual(self.tokens_in(folder)[0], 0)
+        file, r = f"{folder}/cache/store.mdb", random.Random(1)
+        with open(file, "rb") as f:
+            sound = f.read()
+        for round_ in range(3):
+            data = bytearray(sound)
+            if round_ == 0:  # every record's payload
+                at = data.find(b"\x7fELF")
+                while at >= 0:
+                    data[at + 64] ^= 1
+                    at = data.find(b"\x7fELF", at + 4)
+            elif round_ == 1:
+                del data[len(data) // 2:]
+            else:
+                for _ in range(200):
+                    data[r.randrange(8192, len(data))] ^= 1 << r.randrange(8)
+            with open(file, "wb") as f:
+                f.write(data)
+            with self.subTest(round_):
+                n, _ = self.tokens_in(folder)
+                if round_ == 0:
+                    self.assertEqual(n, first)  # each is rebuilt once
+                    self.assertEqual(self.tokens_in(folder)[0], 0)
+
+    def test_smallest_cache(self):
+        folder = self.folder()
+        for _ in range(2):
+            _, log = self.tokens_in(folder, "--cache-limit=1MiB")
+            self.assertNotRegex(log, "<3>")
+        self.assertLess(os.stat(f"{folder}/cache/store.mdb").st_size, 2 << 20)
+
+    def test_write_transactions_fail(self):
+        for fault in ("cache-put:0", "cache-full:0"):
+            self.tokens_in(self.folder(), env={"EMBER_FAULT": fault})
+
+    def test_disk_full(self):
+        folder = self.folder()
+        os.mkdir(f"{folder}/cache")
+        mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k,mode=0700", "none",
+                                f"{folder}/cache"], capture_output=True)
+        if mount.returncode:
+            self.skipTest("mounting a small tmpfs needs root: " + mount.stderr.decode().strip())
+        self.addCleanup(subprocess.run, ["umount", "-l", f"{folder}/cache"])
+        self.assertGreater(self.tokens_in(folder)[0], 0)
+        subprocess.run(["mount", "-o", "remount,size=64m", f"{folder}/cache"], check=True)
+        self.tokens_in(folder)
+        self.assertEqual(self.tokens_in(folder)[0], 0)  # what found no room has been stored
+        subprocess.run(["mount", "-o", "remount,ro", f"{folder}/cache"], check=True)
+        self.tokens_in(folder)
+
+    def test_no_usable_cache_folder(self):
+        for what, make in (("a file", write_text("x")),
+                           ("a dangling link", lambda p: os.symlink("/nonexistent/x", p)),
+                           ("others may write", lambda p: (os.mkdir(p), os.chmod(p, 0o777))),
+                           ("a lock that is a folder", lambda p: os.makedirs(f"{p}/lock")),
+                           ("a store that is a folder", lambda p: os.makedirs(f"{p}/store.mdb")),
+                           ("a store that is a FIFO", lambda p: (os.mkdir(p, 0o700),
+                                                                os.mkfifo(f"{p}/store.mdb")))):
+            folder = self.folder()
+            make(f"{folder}/cache")
+            with self.subTest(what):
+                _, log = self.tokens_in(folder, "--compile=never")
+                self.assertIn("going on without the cache", log)
+
+
+# ---- backends and options ----
+
+class Options(Attack):
+    def test_backend_that_is_none(self):
+        text = self.folder() + "/text.so"
+        write_text("not a shared object")(text)
+        for path in (text, "/nonexistent.so", "/dev/null", "libc.so.6", "nonsense"):
+            d = self.daemon("--standby=0", f"--backend={path}")
+            with self.subTest(path), self.assertRaises(grpc.RpcError) as caught:
+                d.client.SpawnInstance()
+            self.assertRegex(caught.exception.details(), "instance|backend")
+            self.assertNotRegex(caught.exception.details(), "signal")
+            self.assertTrue(d.client.healthy(""))
+            self.nothing_left(d)
+            d.stop()
+
+    def test_instruction_set_of_nonsense(self):
+        for isa in ("nonsense", "", "x" * 5000):
+            d = self.daemon("--standby=0", env={"EMBER_ISA": isa})
+            try:
+                self.serves(d)
+            except grpc.RpcError as error:
+                self.assertRegex(error.details(), "there are no .* kernels; there are: baseline")
+                self.assertNotIn("signal", error.details())
+            self.assertTrue(d.client.healthy(""))
+            d.stop()
+
+    def refused(self, *options):
+        run = subprocess.run([harness.EMBERD, *options], capture_output=True, timeout=10,
+                             text=True)
+        self.assertIn(run.returncode, (1, 2), run.stderr)
+        self.assertTrue(run.stderr)
+        return run.stderr
+
+    def test_places_that_cannot_be(self):
+        folder = self.folder()
+        write_text("x")(f"{folder}/file")
+        self.assertIn("at most 70 bytes", self.refused(f"--runtime-dir={folder}/{'x' * 100}"))
+        self.assertIn("emberd.lock", self.refused(f"--runtime-dir={folder}/file"))
+        ours = f"--runtime-dir={folder}/run"
+        self.assertIn("108", self.refused(ours, f"--socket={folder}/{'x' * 100}").replace(
+            "107", "108"))
+        self.assertIn(f"{folder}/file", self.refused(ours, f"--socket={folder}/file"))
+        self.assertTrue(os.path.exists(f"{folder}/file"))
+        self.assertIn("none/s", self.refused(ours, f"--socket={folder}/none/s"))
+        self.assertEqual(os.listdir(f"{folder}/run/instances"), [])
+
+
+# ---- deaths ----
+
+def name_of(pid):
+    try:
+        with open(f"/proc/{pid}/comm") as f:
+            return f.read().strip()
+    except OSError:
+        return ""
+
+
+def descendants(pid):
+    found, ask = [], [pid]
+    while ask:
+        p = ask.pop()
+        try:
+            with open(f"/proc/{p}/task/{p}/children") as f:
+                children = [int(c) for c in f.read().split()]
+        except OSError:
+            continue
+        found += children
+        ask += children
+    return found
+
+
+class Deaths(Attack):
+    def test_daemon_killed_at_any_moment(self):
+        """Cold start, load, compile, spawn, steps: whenever it dies, nothing is left of it."""
+        folder, shm, r = self.folder(), set(os.listdir("/dev/shm")), random.Random(7)
+        for i in range(14):
+            if i % 5 == 0:
+                shutil.rmtree(f"{folder}/cache", True)
+            d = self.daemon("--standby=2", "--log-level=warn", cold=True, folder=folder, wait=False)
+            calls = [d.client.future("SpawnInstance") for _ in range(2)]
+            time.sleep(r.random() ** 2 * 0.8)
+            family = descendants(d.process.pid)
+            d.process.kill()
+            d.process.wait()
+            d.wait_until(lambda: not any(alive(p) for p in family), "its children are gone", 5)
+            for c in calls:  # grpcio would wait for the daemon to come back
+                c.cancel()
+            d.stop()
+        self.assertEqual(set(os.listdir("/dev/shm")), shm)
+        d = self.daemon(cold=True, folder=folder)
+        self.serves(d)
+        self.nothing_left(d)
+
+    def test_instances_killed_idle_and_generating(self):
+        d = self.daemon("--standby=2", "--log-level=error", "--max-burst=4")
+        d.load()
+        d.settled()
+        for i in d.client.ListInstances().instances:
+            os.kill(i.pid, signal.SIGKILL)
+        d.wait_until(lambda: d.client.GetStatus().instances_lost == 2, "both are missed")
+        spawned = d.client.SpawnInstance()
+        driver = Driver(spawned)
+        timer = threading.Timer(0.05, os.kill, (spawned.instance.pid, signal.SIGKILL))
+        timer.start()
+        with self.assertRaises(OSError):
+            while True:
+                driver.case(CASES[0])
+        timer.join()
+        self.serves(d)
+        d.wait_until(lambda: d.client.GetStatus().instances_lost == 3, "the losses are counted")
+        d.settled()
+        self.nothing_left(d)
+
+    def test_loader_killed_in_mid_load(self):
+        d = self.daemon("--standby=0", "--log-level=error", env={"EMBER_FAULT": "load-mid:4=kill"})
+        d.client.GetStatus()
+        fds = len(d.fds())
+        for _ in range(3):
+            self.fails(CODE.UNAVAILABLE, lambda: d.client.LoadModel(path=TINY), "signal 9")
+        self.nothing_left(d, fds)
+
+    def test_faults_of_every_kind_in_the_children(self):
+        """Each fault fails its passage in every process that comes by: an error, not an end."""
+        for fault, passages in (("read", (1, 2)), ("write", (1, 3)), ("mmap", (1, 2, 4)),
+                                ("fd", (1, 2, 3)), ("alloc", (1, 3, 9, 27, 81)), ("canary", (1,)),
+                                ("compile", (1,)), ("fork", (1, 2)), ("exec", (1, 2))):
+            for n in passages:
+                d = self.daemon("--standby=0", "--log-level=error", "--spawn-timeout=5s",
+                                cold=fault == "compile", wait=False,
+                                env={"EMBER_FAULT": f"{fault}:{n}"})
+                with self.subTest(f"{fault}:{n}"):
+                    d.wait_until(d.listens, "it listens or ends")
+                    for _ in range(2):
+                        error = d.client.future("SpawnInstance", timeout=10).exception()
+                        if error:
+                            self.assertIn(error.code(), (CODE.UNAVAILABLE, CODE.DATA_LOSS, BAD,
+                                                         CODE.RESOURCE_EXHAUSTED), error.details())
+                            self.assertNotIn("signal", error.details())
+                    if d.process.poll() is None:
+                        self.assertTrue(d.client.healthy(""))
+                    self.assertIn(d.stop(), (0, 1))
+
+
+# ---- everything at once ----
+
+class Storm(Attack):
+    def test_storm(self):
+        """Loads, spawns, cancels, kills and unloads of real models at random, then peace."""
+        seconds = float(os.environ.get("STORM_SECONDS", "4"))
+        r = random.Random(3)
+        d = self.daemon("--standby=1", "--memory-limit=900MiB", "--kv-bytes=8MiB", "--max-burst=3",
+                        "--lease-grace=100ms", "--log-level=error", "--shutdown-timeout=0")
+        other = self.folder() + "/other"
+        os.symlink(GOLDEN, other)
+        paths = {"ember-tiny": TINY, "other": other}
+        for path in paths.values():
+            d.load(path)
+
+        def calm():
+            for i in d.client.ListInstances().instances:
+                try:
+                    d.client.StopInstance(id=i.id)
+                except grpc.RpcError:
+                    pass
+            self.nothing_left(d)
+            for path in paths.values():  # each unloaded twice would be forgotten
+                d.load(path)
+            self.nothing_left(d)
+            return len(d.fds()), d.client.GetStatus().own_rss
+
+        fds, memory = calm()
+        calls, streams, held = [], [], []
+
+        def spawn():
+            calls.append(d.client.future("SpawnInstance", model=r.choice(list(paths)),
+                                         timeout=r.choice([0.01, 0.1, 20]),
+                                         lease_ttl_ms=r.choice([100, 5000])))
+
+        def stop():
+            for call in calls[-20:]:
+                if call.done() and call.code() == CODE.OK:
+                    held.append(call.result().instance)
+            if held:
+                d.client.future("StopInstance", id=held.pop().id, keep_warm=r.random() < 0.5)
+
+        def drive():
+            for call in calls[-5:]:
+                if call.done() and call.code() == CODE.OK:
+                    try:
+                        Driver(call.result()).run([1, 2, 3], 0, 3)
+                    except OSError:
+                        pass
+
+        def kill():
+            children = d.children()
+            if children:
+                try:
+                    os.kill(r.choice(children), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+
+        def load():
+            streams.append(d.client.LoadModel(path=r.choice(list(paths.values()))))
+            if r.random() < 0.5:
+                streams.pop().cancel()
+
+        def unload():
+            name = r.choice(list(paths))
+            d.client.future("UnloadModel", name=name, force=r.random() < 0.5)
+            streams.append(d.client.LoadModel(path=paths[name]))
+        acts = [spawn] * 8 + [stop] * 4 + [drive, drive, kill, load, unload,
+                                           lambda: calls and r.choice(calls).cancel()]
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            r.choice(acts)()
+            time.sleep(r.random() * 0.02)
+        for stream in streams:
+            try:
+                list(stream)
+            except grpc.RpcError as error:
+                self.assertNotEqual(error.code(), CODE.DEADLINE_EXCEEDED)
+        d.wait_until(lambda: all(c.done() for c in calls), "every call ends", 25)
+        codes = {c.code() for c in calls}
+        self.assertTrue(codes <= {CODE.OK, CODE.CANCELLED, CODE.DEADLINE_EXCEEDED, CODE.NOT_FOUND,
+                                  CODE.UNAVAILABLE, CODE.RESOURCE_EXHAUSTED}, codes)
+        self.assertIn(CODE.OK, codes)
+        self.end_drivers()
+        after = calm()
+        self.assertLessEqual(after[0], fds)
+        self.assertLess(after[1] - memory, 2 << 20)
+        self.assertEqual(descendants(d.process.pid), [])  # a zombie would be one
+        self.serves(d)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
