@@ -158,7 +158,8 @@ class Real(unittest.TestCase):
         print(f"64 at once: {took * 1e3:.0f} ms", end=" ")
         for spawned in (got[0], got[31], got[63]):
             self.assertEqual(self.driver(spawned).case(CASES[2]), CASES[2]["greedy_ids"])
-        self.assertLess(d.client.GetStatus().own_rss, 20 << 20)
+        if "ASAN_OPTIONS" not in os.environ:  # its shadow and quarantine are no memory of emberd's
+            self.assertLess(d.client.GetStatus().own_rss, 20 << 20)
 
     def test_weights_are_one_copy(self):
         d = self.daemon("--standby=0")
