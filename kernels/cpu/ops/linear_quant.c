@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * linear over quantised weights: out[rows, N] = cap(scale * (x[rows, K] . w[N, K]^T + b)). Blocks
- * split N; as linear.c, a block takes as many rows of w as stay in the second-level cache.
+ * split N. For many rows of x, rows of w become floats once; where those are too long, a block
+ * takes as many rows of w as stay in the second-level cache, as linear.c does.
  */
 #include "kernels/cpu/ops/args.h"
 #include "kernels/cpu/ops/tile_quant.h"
@@ -21,6 +22,37 @@ INLINE struct quant_matrix linear_matrix(const uint64_t *args)
                                  .group = args[LINQ_GROUP]};
 }
 
+#define EXPAND_K 4096 /* TILE_N rows of it fit the second-level cache */
+
+/* Many rows of x: TILE_N rows of w at a time are turned into floats once for all of them. */
+INLINE void linear_expanded(const uint64_t *args, const enum ember_quant quant,
+                            const struct quant_matrix *q, const struct tile_post *post,
+                            struct range range)
+{
+    const size_t rows = arg_rows(args), stride = q->K * sizeof(float);
+    const size_t b_size = post->b_dtype == EMBER_F32 ? 4 : 2;
+    float w[TILE_N * EXPAND_K];
+    for (size_t n = range.first; n < range.end; n += TILE_N) {
+        const size_t count = range.end - n < TILE_N ? range.end - n : TILE_N;
+        struct tile_post here = *post;
+        if (post->b)
+            here.b = (const char *)post->b + n * b_size;
+        for (size_t j = 0; j < count; j++)
+            quant_expand(quant, q, n + j, w + j * q->K);
+        for (size_t r = 0, m; r < rows; r += m) {
+            m = tile_height(rows - r);
+            const float *xs[TILE_M];
+            float *outs[TILE_M];
+            for (size_t i = 0; i < m; i++) {
+                xs[i] = (const float *)(arg_pointer(args[LIN_X]) + (r + i) * args[LIN_X_STRIDE]);
+                outs[i] =
+                    (float *)(arg_pointer(args[LIN_OUT]) + (r + i) * args[LIN_OUT_STRIDE]) + n;
+            }
+            tile_rows(m, EMBER_F32, xs, (const char *)w, stride, q->K, outs, 0, count, &here);
+        }
+    }
+}
+
 /* quant EMBER_QUANT_NONE: int8 x with int8 w. */
 INLINE void linear_quant(const uint64_t *args, uint32_t block, uint32_t n_blocks,
                          const enum ember_quant quant)
@@ -32,6 +64,10 @@ INLINE void linear_quant(const uint64_t *args, uint32_t block, uint32_t n_blocks
     const struct tile_post post = {arg_pointer(args[LIN_B]), (enum ember_dtype)args[LIN_B_DTYPE],
                                    arg_float(args[LIN_SCALE]), arg_float(args[LIN_SOFTCAP])};
     struct range range = block_range(args[LIN_N], block, n_blocks);
+    if (quant != EMBER_QUANT_NONE && rows > TILE_M && q.K <= EXPAND_K) {
+        linear_expanded(args, quant, &q, &post, range);
+        return;
+    }
     size_t step =
         rows <= TILE_M ? range.end - range.first : LINEAR_CACHE_BYTES / q.w_stride & ~(size_t)3;
     if (step < TILE_N)

@@ -261,6 +261,42 @@ INLINE void quant_rows(size_t m, const enum ember_quant quant, const float *cons
     }
 }
 
+/*
+ * Row n of q as the floats that quant_dot makes of it, K of them. tile_dot adds them up in the same
+ * order, so either way gives the same bits.
+ */
+INLINE void quant_expand(const enum ember_quant quant, const struct quant_matrix *q, size_t n,
+                         float *to)
+{
+    const int four = quant == EMBER_QUANT_INT4 || quant == EMBER_QUANT_FP4;
+    const uint8_t *w = (const uint8_t *)q->w + n * q->w_stride;
+    for (size_t g = 0, k = 0; k < q->K; g++) {
+        size_t end = q->K - k < q->group ? q->K : k + q->group;
+        float zero = quant == EMBER_QUANT_INT4 ? 8 : 0, scale = quant_scale(q, n, g);
+        if (quant == EMBER_QUANT_INT4 && q->zero)
+            zero = ((const uint8_t *)q->zero + n * q->zero_stride)[g];
+        const vf offset = v_set(-zero * scale), factor = v_set(scale * QUANT_FACTOR(quant));
+        for (; k < end; k += 32) {
+            size_t left = end - k;
+            const uint8_t *at = w + (four ? k / 2 : k);
+            uint8_t filled[32];
+            if (!four && left < 32) {
+                for (size_t i = 0; i < 32; i++)
+                    filled[i] = i < left ? at[i] : 0;
+                at = filled;
+            }
+            UNROLL
+            for (int h = 0; h < 32 / VL; h++) {
+                const size_t from = (size_t)h * VL;
+                if (from >= left)
+                    break;
+                v_put(to + k + from, v_fma(v_codes(at, h, quant), factor, offset), left - from);
+            }
+        }
+        k = end;
+    }
+}
+
 /* ---- int8 x ---- */
 
 /* The sum of VL * 2 int8 products, to be added up in 32-bit lanes. */
