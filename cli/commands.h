@@ -12,8 +12,9 @@ int run_spawn(const struct verb_call *call); /* instances.c */
 int run_stop(const struct verb_call *call);
 int run_ps(const struct verb_call *call);
 int run_status(const struct verb_call *call);
-int run_generate(const struct verb_call *call);         /* generate.c */
-int run_verify(const struct verb_call *call);           /* verify.c */
+int run_generate(const struct verb_call *call); /* generate.c */
+int run_verify(const struct verb_call *call);   /* verify.c */
+int run_verify_template(const struct verb_call *call);
 int run_verify_tokenizer(const struct verb_call *call); /* verify_text.c */
 int run_cache_ls(const struct verb_call *call);         /* cache.c */
 int run_cache_show(const struct verb_call *call);

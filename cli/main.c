@@ -60,6 +60,8 @@ static const struct verb_option verify_tokenizer_options[] = {
     {"tokenizer", VALUE_PATH, .fallback = ".",
      .help = "tokenizer.json (.xz too), or a folder that has one"},
     {0}};
+static const struct verb_option verify_template_options[] = {
+    {"template", VALUE_PATH, .help = "the template's file (chat_template.jinja)"}, {0}};
 static const struct verb_option cache_options[] = {
     {"cache-dir", VALUE_PATH, .help = "the cache's folder (default: emberd's)"}, {0}};
 static const struct verb_option gc_options[] = {
@@ -146,6 +148,12 @@ static const struct verb verbs[] = {
      "the first differing id or character of each mismatch with what surrounds it.",
      verify_tokenizer_options, "verify tokenizer --tokenizer tokenizer.json expected.json\t\n",
      run_verify_tokenizer},
+    {"verify template", "FILE...", "compare a chat template with a reference's renderings",
+     "Each FILE is an expected.json: conversations with the text that the reference renders, or "
+     "its "
+     "refusal. Prints the first differing character of each mismatch with what surrounds it.",
+     verify_template_options, "verify template --template chat_template.jinja expected.json\t\n",
+     run_verify_template},
     {"cache ls", "", "list cached kernels, graphs and records", NULL, cache_options,
      "cache ls --cache-dir=/var/cache/emberd\tanother user's, or a copy\n", run_cache_ls},
     {"cache show", "KEY", "one entry and what it depends on",

@@ -1,21 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* emberctl verify tokenizer: a tokenizer against the ids and texts that a reference gives. */
+/* emberctl verify tokenizer, verify template: text against what a reference gives. */
 #include "cli/commands.h"
 
+#include <errno.h>
 #include <stdio.h>
 
 #include "cli/output.h"
+#include "model/template/template.h"
 #include "model/tokenizer/tokenizer.h"
 
+/* Runs the cases of one expected.json on `subject`; mismatches are not errors. */
+typedef int (*verify_fn)(const void *subject, const char *path, struct buffer *report,
+                         size_t *ret_cases, size_t *ret_mismatches, struct error *err);
+
 /* One file of cases: prints its mismatches; false when there are any or it cannot be run. */
-static bool verify_cases(const struct verb_call *call, const struct tokenizer *tokenizer,
+static bool verify_cases(const struct verb_call *call, verify_fn verify, const void *subject,
                          const char *path, json_t *list)
 {
     _cleanup_(buffer_free) struct buffer report = {0};
     struct error err = {0};
     size_t cases = 0, mismatches = 0;
 
-    int r = tokenizer_verify(tokenizer, path, &report, &cases, &mismatches, &err);
+    int r = verify(subject, path, &report, &cases, &mismatches, &err);
     json_array_append_new(list, json_pack("{s:s, s:I, s:I, s:s, s:s}", "file", path, "cases",
                                           (json_int_t)cases, "mismatches", (json_int_t)mismatches,
                                           "report", report.data ? report.data : "", "error",
@@ -30,21 +36,50 @@ static bool verify_cases(const struct verb_call *call, const struct tokenizer *t
     return r == 0 && !mismatches;
 }
 
-int run_verify_tokenizer(const struct verb_call *call)
+static int verify_files(const struct verb_call *call, verify_fn verify, const void *subject)
 {
-    _cleanup_(tokenizer_freep) struct tokenizer *tokenizer = NULL;
     json_t *list = json_array();
-    struct error err = {0};
     bool passed = true;
 
-    if (tokenizer_load(verb_string(call, "tokenizer"), &tokenizer, &err) < 0) {
-        json_decref(list);
-        return cli_fail(call, &err);
-    }
     for (int i = 0; i < call->argc; i++)
-        passed &= verify_cases(call, tokenizer, call->argv[i], list);
+        passed &= verify_cases(call, verify, subject, call->argv[i], list);
     if (cli_json(call))
         cli_print_json(json_incref(list));
     json_decref(list);
     return passed ? CLI_OK : CLI_FAILED;
+}
+
+static int on_tokenizer(const void *tokenizer, const char *path, struct buffer *report,
+                        size_t *ret_cases, size_t *ret_mismatches, struct error *err)
+{
+    return tokenizer_verify(tokenizer, path, report, ret_cases, ret_mismatches, err);
+}
+
+int run_verify_tokenizer(const struct verb_call *call)
+{
+    _cleanup_(tokenizer_freep) struct tokenizer *tokenizer = NULL;
+    struct error err = {0};
+
+    if (tokenizer_load(verb_string(call, "tokenizer"), &tokenizer, &err) < 0)
+        return cli_fail(call, &err);
+    return verify_files(call, on_tokenizer, tokenizer);
+}
+
+static int on_template(const void *template, const char *path, struct buffer *report,
+                       size_t *ret_cases, size_t *ret_mismatches, struct error *err)
+{
+    return template_verify_file(template, path, report, ret_cases, ret_mismatches, err);
+}
+
+int run_verify_template(const struct verb_call *call)
+{
+    const char *template = verb_string(call, "template");
+    struct error err = {0};
+
+    if (!template) {
+        error_set(&err, EINVAL, "which template? give it with --template=FILE");
+        cli_fail(call, &err);
+        return CLI_USAGE;
+    }
+    return verify_files(call, on_template, template);
 }
