@@ -14,6 +14,7 @@
 #include <event2/http.h>
 #include <event2/keyvalq_struct.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/random.h>
@@ -155,6 +156,9 @@ static void watch(struct http_request *request)
     struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
     int fd = bufferevent_getfd(evhttp_connection_get_bufferevent(connection));
 
+    int on = 1;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* pieces of a stream go at once */
     evhttp_connection_set_closecb(connection, on_connection_closed, request);
     request->closed = event_new(request->server->base, fd, EV_CLOSED, on_closed, request);
     event_add(request->closed, NULL);
