@@ -24,12 +24,20 @@ INLINE struct quant_matrix linear_matrix(const uint64_t *args)
 
 #define EXPAND_K 4096 /* TILE_N rows of it fit the second-level cache */
 
+/* Once for all forms: the tiles of float weights are as many again. */
+__attribute__((noinline)) static void expanded_rows(size_t m, const float *const *xs,
+                                                    const float *w, size_t K, float *const *outs,
+                                                    size_t count, const struct tile_post *post)
+{
+    tile_rows(m, EMBER_F32, xs, (const char *)w, K * sizeof *w, K, outs, 0, count, post);
+}
+
 /* Many rows of x: TILE_N rows of w at a time are turned into floats once for all of them. */
 INLINE void linear_expanded(const uint64_t *args, const enum ember_quant quant,
                             const struct quant_matrix *q, const struct tile_post *post,
                             struct range range)
 {
-    const size_t rows = arg_rows(args), stride = q->K * sizeof(float);
+    const size_t rows = arg_rows(args);
     const size_t b_size = post->b_dtype == EMBER_F32 ? 4 : 2;
     float w[TILE_N * EXPAND_K];
     for (size_t n = range.first; n < range.end; n += TILE_N) {
@@ -48,7 +56,7 @@ INLINE void linear_expanded(const uint64_t *args, const enum ember_quant quant,
                 outs[i] =
                     (float *)(arg_pointer(args[LIN_OUT]) + (r + i) * args[LIN_OUT_STRIDE]) + n;
             }
-            tile_rows(m, EMBER_F32, xs, (const char *)w, stride, q->K, outs, 0, count, &here);
+            expanded_rows(m, xs, w, q->K, outs, count, &here);
         }
     }
 }
