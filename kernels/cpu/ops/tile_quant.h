@@ -125,40 +125,47 @@ INLINE float quant_scale(const struct quant_matrix *q, size_t n, size_t g)
 
 /* ---- float x ---- */
 
-/*
- * 32 elements of k, or the `left` that there are: whole 16 bytes of 4-bit codes are there, of 8-bit
- * codes only those of the row.
- */
+/* 32 elements from `at` on: of each row of x, and of rows of w that are w_step bytes apart. */
 INLINE void quant_block(const int M, const int NT, const enum ember_quant quant,
-                        const float *const *x, const char *w, size_t w_step, size_t k, size_t left,
-                        const float *scale, const float *offset, vf acc[TILE_M][TILE_ONE_N],
-                        const int tail)
+                        const float *const *x, const char *w, size_t w_step, size_t at,
+                        const float *scale, const float *offset, vf acc[TILE_M][TILE_ONE_N])
 {
     const int four = quant == EMBER_QUANT_INT4 || quant == EMBER_QUANT_FP4;
-    uint8_t filled[TILE_ONE_N][32];
-    if (tail && !four)
-        for (int j = 0; j < NT; j++)
-            for (size_t i = 0; i < 32; i++)
-                filled[j][i] = i < left ? ((const uint8_t *)w + j * w_step + k)[i] : 0;
     UNROLL_WIDE
     for (int h = 0; h < 32 / VL; h++) {
-        const size_t from = (size_t)h * VL;
-        if (tail && from >= left)
-            break;
         vf xv[TILE_M];
         UNROLL
         for (int m = 0; m < M; m++)
-            xv[m] = tail ? v_get(x[m] + k + from, left - from) : v_load(x[m] + k + from);
+            xv[m] = v_load(x[m] + at + h * VL);
         UNROLL
         for (int j = 0; j < NT; j++) {
-            const uint8_t *at =
-                tail && !four ? filled[j] : (const uint8_t *)w + j * w_step + (four ? k / 2 : k);
-            vf wv = v_fma(v_codes(at, h, quant), v_set(scale[j]), v_set(offset[j]));
+            const uint8_t *codes = (const uint8_t *)w + j * w_step + (four ? at / 2 : at);
+            vf wv = v_fma(v_codes(codes, h, quant), v_set(scale[j]), v_set(offset[j]));
             UNROLL
             for (int m = 0; m < M; m++)
                 acc[m][j] = v_fma(xv[m], wv, acc[m][j]);
         }
     }
+}
+
+/* What a group leaves beside its whole blocks, as a block: zeros of x add nothing. */
+struct quant_rest {
+    float x[TILE_M][32];
+    uint8_t w[TILE_ONE_N][32];
+};
+
+INLINE void quant_fill(const int M, const int NT, const int four, const float *const *x,
+                       const char *w, size_t w_step, size_t at, size_t left,
+                       struct quant_rest *rest)
+{
+    const size_t bytes = four ? 16 : left; /* 4-bit codes stand in whole 16 bytes */
+    __builtin_memset(rest, 0, sizeof *rest);
+    for (int m = 0; m < M; m++)
+        for (size_t i = 0; i < left; i++)
+            rest->x[m][i] = x[m][at + i];
+    for (int j = 0; j < NT; j++)
+        for (size_t i = 0; i < bytes; i++)
+            rest->w[j][i] = ((const uint8_t *)w + j * w_step + (four ? at / 2 : at))[i];
 }
 
 /* As tile_dot: rows n, n + n_step, ... of q. */
@@ -188,18 +195,32 @@ INLINE void quant_dot(const int M, const int NT, const enum ember_quant quant,
             offset[j] = -zero * scale[j];
             scale[j] *= QUANT_FACTOR(quant);
         }
-        for (; k + 32 <= end; k += 32) {
-            if (prefetch && k % (four ? 128 : 64) == 0) {
-                UNROLL
-                for (int j = 0; j < NT; j++)
-                    __builtin_prefetch(w + j * w_step + (four ? k / 2 : k) + prefetch);
+        const float *xs[TILE_M];
+        const char *ws = w + (four ? k / 2 : k);
+        size_t step = w_step, left = end - k, at;
+        struct quant_rest rest;
+        UNROLL
+        for (int m = 0; m < M; m++)
+            xs[m] = x[m] + k;
+        for (;;) { /* the whole blocks, then the rest as one: a second body would double the code */
+            for (at = 0; at + 32 <= left; at += 32) {
+                if (prefetch && (k + at) % (four ? 128 : 64) == 0) {
+                    UNROLL
+                    for (int j = 0; j < NT; j++)
+                        __builtin_prefetch(ws + j * step + (four ? at / 2 : at) + prefetch);
+                }
+                quant_block(M, NT, quant, xs, ws, step, at, scale, offset, acc);
             }
-            quant_block(M, NT, quant, x, w, w_step, k, 32, scale, offset, acc, 0);
+            if (at == left)
+                break;
+            quant_fill(M, NT, four, xs, ws, step, at, left - at, &rest);
+            for (int m = 0; m < M; m++)
+                xs[m] = rest.x[m];
+            ws = (const char *)rest.w;
+            step = sizeof rest.w[0];
+            left = 32;
         }
-        if (k < end) {
-            quant_block(M, NT, quant, x, w, w_step, k, end - k, scale, offset, acc, 1);
-            k = end;
-        }
+        k = end;
     }
     UNROLL
     for (int m = 0; m < M; m++)
