@@ -8,6 +8,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -15,6 +16,7 @@
 #include "engine/engine_private.h"
 #include "kernels/backend.h"
 
+#define PREFETCH_DELAY_MS 1000
 #define PREFETCH_BYTES MIB /* between two looks at whether to stop */
 #define STATE_SLOTS 65     /* one for each sequence of the largest bucket, one for the canary */
 
@@ -281,6 +283,10 @@ static void prefetch_weights(struct engine *engine)
 
     if (!engine->backend->memory_prefetch)
         return;
+    /* Not during a burst: other instances that start now would pay for it, even at this priority.
+     */
+    for (int i = 0; i < PREFETCH_DELAY_MS / 10 && !atomic_load(&engine->stop); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
     for (uint64_t at = 0; at < bytes && !atomic_load(&engine->stop); at += PREFETCH_BYTES)
         if (engine->backend->memory_prefetch(engine->memory[EMBER_ARENA_WEIGHTS], at,
                                              MIN(bytes - at, PREFETCH_BYTES)) < 0)
