@@ -23,7 +23,7 @@
 #include "engine/engine.h"
 #include "engine/load.h"
 
-static const uint32_t bench_ids[] = {1, 5, 9, 13};
+static const uint32_t bench_ids[] = {1}; /* the least that gives a first token */
 
 struct bench {
     const struct verb_call *call;
