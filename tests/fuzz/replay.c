@@ -24,6 +24,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 static char running[512]; /* for the crash handler */
 
+#ifndef __SANITIZE_ADDRESS__ /* its own report says more */
 static void on_crash(int signum)
 {
     ssize_t n = write(STDERR_FILENO, running, strlen(running));
@@ -31,6 +32,7 @@ static void on_crash(int signum)
     signal(signum, SIG_DFL);
     raise(signum);
 }
+#endif
 
 /* xorshift64*: quick, and the same everywhere. */
 static uint64_t next(uint64_t *state)
