@@ -29,6 +29,9 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 UP = "model.layers.0.mlp.up_proj.weight"
 
 
+SANITIZED = "ASAN_OPTIONS" in os.environ  # shadow and quarantine are no memory of emberd's
+
+
 class Attack(unittest.TestCase):
     warm = None  # a cache with what ember-tiny needs, for what is not about the cache
 
@@ -569,7 +572,8 @@ class Control(Attack):
             self.lists_parse(d)
             d.client.StopInstance(id=r.instance.id)
         self.assertFalse([line for line in d.text().splitlines() if line.startswith("<3>")])
-        self.assertLess(d.client.GetStatus().own_rss, 20 << 20)
+        if not SANITIZED:
+            self.assertLess(d.client.GetStatus().own_rss, 20 << 20)
 
     def test_watchers_that_do_not_read(self):
         d = self.daemon("--standby=0", "--log-level=warn")
@@ -585,7 +589,8 @@ class Control(Attack):
             for g in got:
                 d.client.StopInstance(id=g.result().instance.id)
         self.assertLess(time.monotonic() - begin, 10)
-        self.assertLess(d.client.GetStatus().own_rss - before, 16 << 20)
+        if not SANITIZED:
+            self.assertLess(d.client.GetStatus().own_rss - before, 16 << 20)
         for client, _ in channels:
             client.close()
         self.serves(d)

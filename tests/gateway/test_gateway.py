@@ -690,7 +690,8 @@ class Load(unittest.TestCase):
               f"half-way, {rss >> 20} MiB at the end")
         self.assertGreater(min(counts), 0)
         if half:
-            self.assertLess(rss, half[0][0] * 1.25 + (16 << 20))
+            if "ASAN_OPTIONS" not in os.environ:  # freed memory waits in quarantine there
+                self.assertLess(rss, half[0][0] * 1.25 + (16 << 20))
 
 
 def transcripts(text):
