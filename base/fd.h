@@ -48,4 +48,12 @@ int fd_send(int socket, const void *data, size_t len, const int *fds, size_t n_f
  */
 ssize_t fd_recv(int socket, void *data, size_t room, int *fds, size_t *n_fds);
 
+/* Opens /dev/null as whichever of descriptors 0 to 2 are closed, so that no file of ours becomes
+ * one. */
+void fd_hold_stdio(void);
+
+/* Raises the soft limit of descriptors to the hard one: a server's own must not be select(2)'s
+ * 1,024. */
+void fd_raise_limit(void);
+
 #endif

@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* ember-gateway: start, the pump, signals, draining, stop. */
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <systemd/sd-daemon.h>
 
 #include "base/clock.h"
@@ -82,28 +80,6 @@ static void on_stop(int fd, short what, void *arg)
     log_info("shutting down", "requests=%u", gw->n_jobs);
     sd_notify(0, "STOPPING=1");
     gw_pump(gw);
-}
-
-/* ---- start and end ---- */
-
-static void hold_stdio(void)
-{
-    int fd;
-
-    do
-        fd = open("/dev/null", O_RDWR);
-    while (fd >= 0 && fd < 3);
-    fd_close(fd);
-}
-
-static void raise_fd_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
-    }
 }
 
 static int make_scheduler(struct gw *gw, struct error *err)
@@ -183,8 +159,8 @@ int main(int argc, char **argv)
 
     TAILQ_INIT(&gw.models);
     TAILQ_INIT(&gw.jobs);
-    hold_stdio();
-    raise_fd_limit();
+    fd_hold_stdio();
+    fd_raise_limit();
     signal(SIGPIPE, SIG_IGN);
     log_init("ember-gateway", LOG_LEVEL_INFO);
     json_object_seed(0);

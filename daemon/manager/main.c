@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
@@ -23,27 +22,6 @@
 #define LAST_REPLIES_MS 200 /* for calls that are still open when every child has gone */
 
 /* ---- the ground we stand on ---- */
-
-/* Descriptors 0 to 2 exist, so that nothing of ours ever has these numbers. */
-static void hold_stdio(void)
-{
-    int fd;
-
-    do
-        fd = open("/dev/null", O_RDWR);
-    while (fd >= 0 && fd < 3);
-    fd_close(fd);
-}
-
-static void raise_fd_limit(void)
-{
-    struct rlimit limit;
-
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
-        limit.rlim_cur = limit.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &limit);
-    }
-}
 
 static int make_dirs(const char *path, mode_t mode, struct error *err)
 {
@@ -421,8 +399,8 @@ int main(int argc, char **argv)
     TAILQ_INIT(&mgr.models);
     TAILQ_INIT(&mgr.instances);
     TAILQ_INIT(&mgr.watchers);
-    hold_stdio();
-    raise_fd_limit();
+    fd_hold_stdio();
+    fd_raise_limit();
     log_init("emberd", LOG_LEVEL_INFO);
     log_stamp(!getenv("JOURNAL_STREAM"));
     int action = config_read(&emberd_program, argc, argv, &mgr.options, &err);

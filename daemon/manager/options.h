@@ -22,7 +22,7 @@
     X("daemon", shutdown_timeout, DURATION, "10s", "0..1h", RELOAD, \
       "how long running generations may go on after SIGTERM") \
     X("cache", cache_dir, PATH, "%C/emberd", "", RESTART, \
-      "directory of the kernel and graph cache and of packs") \
+      "directory of the kernel and graph cache") \
     X("cache", cache_limit, BYTES, "1GiB", "1MiB..", RESTART, \
       "largest size of the kernel and graph cache; what was used longest ago makes room") \
     X("cache", compile, ENUM, "auto", "auto|never", RELOAD, \
