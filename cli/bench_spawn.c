@@ -14,12 +14,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/value.h"
 #include "cache/cache.h"
+#include "cli/bench_model.h"
 #include "cli/lab.h"
 #include "cli/measure.h"
 #include "cli/output.h"
-#include "cli/shapes.h"
 #include "engine/engine.h"
 #include "engine/load.h"
 
@@ -318,38 +317,6 @@ static int bench_model(struct bench *b, struct error *err)
     return r;
 }
 
-static int on_progress(void *ctx, uint64_t done, uint64_t total)
-{
-    progress_update(ctx, "writing random weights", done, total);
-    return cli_interrupted ? -ECANCELED : 0;
-}
-
-/* A folder, or a shape's name: then a checkpoint of it is written first. */
-static int find_model(struct bench *b, const char *name, struct error *err)
-{
-    _cleanup_free_ char *fallback = NULL, *config = shape_config(name);
-    struct progress progress;
-
-    if (!config && !strcmp(name, "tiny"))
-        return value_expand("%D/models/ember-tiny", &b->model, err);
-    if (!config) {
-        b->model = realpath(name, NULL);
-        return b->model ? 0
-                        : error_set(err, ENOENT,
-                                    "%s: no such folder, and no shape of that name (%s, %s, "
-                                    "%s, %s, or tiny)",
-                                    name, shape_names[0], shape_names[1], shape_names[2],
-                                    shape_names[3]);
-    }
-    const char *dir = verb_string(b->call, "dir");
-    int r = dir ? 0 : value_expand("%C/emberd-synth", &fallback, err);
-    progress_begin(&progress, b->call, name);
-    if (r == 0)
-        r = shape_checkpoint(dir ? dir : fallback, name, on_progress, &progress, &b->model, err);
-    progress_end(&progress);
-    return r;
-}
-
 int run_bench_spawn(const struct verb_call *call)
 {
     static char *tiny[] = {"tiny"};
@@ -365,7 +332,7 @@ int run_bench_spawn(const struct verb_call *call)
     cli_catch_interrupts();
     for (int i = 0; i < n && r == 0; i++) {
         b.name = names[i];
-        r = find_model(&b, names[i], &err);
+        r = bench_model_find(call, names[i], 0, &b.model, &err);
         if (r == 0 && !cli_json(call))
             printf("%s\n", names[i]);
         if (r == 0)

@@ -24,7 +24,9 @@ int run_cache_export(const struct verb_call *call);
 int run_cache_import(const struct verb_call *call);
 int run_bench_spawn(const struct verb_call *call);   /* bench_spawn.c */
 int run_bench_kernels(const struct verb_call *call); /* bench_kernels.c */
-int run_synth(const struct verb_call *call);         /* synth.c */
-int run_demo(const struct verb_call *call);          /* demo.c */
+int run_bench_decode(const struct verb_call *call);  /* bench_decode.c */
+int run_bench_prefill(const struct verb_call *call);
+int run_synth(const struct verb_call *call); /* synth.c */
+int run_demo(const struct verb_call *call);  /* demo.c */
 
 #endif

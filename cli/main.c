@@ -86,6 +86,27 @@ static const struct verb_option bench_kernels_options[] = {
      .help = "0: what the machine allows"},
     {"isa", VALUE_ENUM, .limits = CLI_ISAS, .help = "force this variant of the CPU kernels"},
     {0}};
+#define BENCH_STEP_OPTIONS                                                                         \
+    {"layers", VALUE_INT, .fallback = "0", .limits = "0..1000",                                    \
+     .help = "only so many layers of a shape; 0: all"},                                            \
+        {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024",                               \
+         .help = "0: what the machine allows"},                                                    \
+        {"isa", VALUE_ENUM, .limits = CLI_ISAS, .help = "force this variant of the CPU kernels"},  \
+        {"seconds", VALUE_REAL, .fallback = "3", .limits = "0..600",                               \
+         .help = "to spend on each figure"},                                                       \
+    {                                                                                              \
+        "dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"              \
+    }
+static const struct verb_option bench_decode_options[] = {
+    {"streams", VALUE_INT, .fallback = "16", .limits = "1..64", .help = "sequences at once"},
+    {"context", VALUE_INT, .fallback = "8192", .limits = "0..1000000",
+     .help = "tokens before the long row's; 0: no such row"},
+    BENCH_STEP_OPTIONS,
+    {0}};
+static const struct verb_option bench_prefill_options[] = {
+    {"tokens", VALUE_INT, .fallback = "512", .limits = "1..512", .help = "of the prompt"},
+    BENCH_STEP_OPTIONS,
+    {0}};
 static const struct verb_option synth_options[] = {
     {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000",
      .help = "only so many layers; 0: all"},
@@ -178,6 +199,16 @@ static const struct verb verbs[] = {
     {"bench kernels", "", "measure CPU kernels, specialised against not",
      "Prints each kernel's time and its fraction of the limit measured in the same run.",
      bench_kernels_options, "bench kernels --model 0.6B --kernel attention\t\n", run_bench_kernels},
+    {"bench decode", "[SHAPE|DIR...]", "measure decoding through the engine in this process",
+     "Prints tokens/s of one stream and of several, the share of the read bandwidth measured in "
+     "the "
+     "same run over the bytes that must be read, attention behind a long context, what replaying "
+     "the graph costs beside its kernels, and where the time goes. SHAPE (see bench spawn; default "
+     "qwen3-0.6b) may also be qwen3-30b-a3b, which needs --layers on most machines.",
+     bench_decode_options, "bench decode qwen3-4b --context 0\t\n", run_bench_decode},
+    {"bench prefill", "[SHAPE|DIR...]", "measure a prompt through the engine in this process",
+     "As bench decode; the share is of the multiply-adds that the processor does in registers.",
+     bench_prefill_options, "bench prefill --tokens 256\t\n", run_bench_prefill},
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",
      "CONFIG is a real config.json or the name of a shape (see bench spawn). No tokenizer is "
      "written: "

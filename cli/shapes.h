@@ -4,6 +4,8 @@
 #ifndef EMBER_CLI_SHAPES_H
 #define EMBER_CLI_SHAPES_H
 
+#include <stdint.h>
+
 #include "base/error.h"
 
 /* Names of the shapes, NULL-terminated: "qwen3-0.6b", ... */
@@ -13,10 +15,11 @@ extern const char *const shape_names[];
 char *shape_config(const char *name);
 
 /*
- * A checkpoint of the shape in `dir`, written there unless it is there already: DIR/NAME.
- * `progress` is told bytes; returns the folder's path (the caller frees it).
+ * A checkpoint of the shape in `dir`, written there unless it is there already: DIR/NAME, or cut to
+ * its first `layers` (0: all) DIR/NAME-LAYERS. `progress` is told bytes; returns the folder's path
+ * (the caller frees it).
  */
-int shape_checkpoint(const char *dir, const char *name,
+int shape_checkpoint(const char *dir, const char *name, uint32_t layers,
                      int (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
                      char **ret_path, struct error *err);
 

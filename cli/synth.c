@@ -18,32 +18,50 @@ struct shape {
     const char *name;
     unsigned hidden, intermediate, layers, heads, kv_heads, head_dim;
     const char *tied;
+    unsigned experts, topk, moe_intermediate; /* experts 0: dense */
 };
 
 /* Qwen3 (Apache-2.0): the sizes in each model's published config.json. */
-static const struct shape shapes[] = {{"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, "true"},
-                                      {"qwen3-1.7b", 2048, 6144, 28, 16, 8, 128, "true"},
-                                      {"qwen3-4b", 2560, 9728, 36, 32, 8, 128, "true"},
-                                      {"qwen3-8b", 4096, 12288, 36, 32, 8, 128, "false"}};
+static const struct shape shapes[] = {
+    {"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128, "true"},
+    {"qwen3-1.7b", 2048, 6144, 28, 16, 8, 128, "true"},
+    {"qwen3-4b", 2560, 9728, 36, 32, 8, 128, "true"},
+    {"qwen3-8b", 4096, 12288, 36, 32, 8, 128, "false"},
+    {"qwen3-30b-a3b", 2048, 6144, 48, 32, 4, 128, "false", 128, 8, 768}};
 
-const char *const shape_names[] = {"qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", NULL};
+const char *const shape_names[] = {"qwen3-0.6b", "qwen3-1.7b",    "qwen3-4b",
+                                   "qwen3-8b",   "qwen3-30b-a3b", NULL};
+
+/* The keys that make a shape a mixture of experts; the caller frees. */
+static char *experts_config(const struct shape *s)
+{
+    if (!s->experts)
+        return x_strdup("\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\"");
+    return x_printf("\"architectures\": [\"Qwen3MoeForCausalLM\"], \"model_type\": "
+                    "\"qwen3_moe\", \"num_experts\": %u, \"num_experts_per_tok\": %u, "
+                    "\"moe_intermediate_size\": %u, \"norm_topk_prob\": true, "
+                    "\"decoder_sparse_step\": 1, \"mlp_only_layers\": []",
+                    s->experts, s->topk, s->moe_intermediate);
+}
 
 char *shape_config(const char *name)
 {
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         const struct shape *s = &shapes[i];
-        if (!strcmp(s->name, name))
-            return x_printf(
-                "{\"architectures\": [\"Qwen3ForCausalLM\"], \"model_type\": \"qwen3\", "
-                "\"hidden_size\": %u, \"intermediate_size\": %u, "
-                "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, "
-                "\"num_key_value_heads\": %u, \"head_dim\": %u, "
-                "\"tie_word_embeddings\": %s, \"vocab_size\": 151936, "
-                "\"max_position_embeddings\": 40960, \"rms_norm_eps\": 1e-06, "
-                "\"rope_theta\": 1000000, \"hidden_act\": \"silu\", "
-                "\"attention_bias\": false, \"torch_dtype\": \"bfloat16\", "
-                "\"eos_token_id\": 151645, \"bos_token_id\": 151643}\n",
-                s->hidden, s->intermediate, s->layers, s->heads, s->kv_heads, s->head_dim, s->tied);
+        if (strcmp(s->name, name))
+            continue;
+        _cleanup_free_ char *kind = experts_config(s);
+        return x_printf("{%s, "
+                        "\"hidden_size\": %u, \"intermediate_size\": %u, "
+                        "\"num_hidden_layers\": %u, \"num_attention_heads\": %u, "
+                        "\"num_key_value_heads\": %u, \"head_dim\": %u, "
+                        "\"tie_word_embeddings\": %s, \"vocab_size\": 151936, "
+                        "\"max_position_embeddings\": 40960, \"rms_norm_eps\": 1e-06, "
+                        "\"rope_theta\": 1000000, \"hidden_act\": \"silu\", "
+                        "\"attention_bias\": false, \"torch_dtype\": \"bfloat16\", "
+                        "\"eos_token_id\": 151645, \"bos_token_id\": 151643}\n",
+                        kind, s->hidden, s->intermediate, s->layers, s->heads, s->kv_heads,
+                        s->head_dim, s->tied);
     }
     return NULL;
 }
@@ -65,15 +83,16 @@ static int make_dir(const char *path, struct error *err)
     return mkdir(path, 0755) < 0 && errno != EEXIST ? error_sys(err, errno, "%s", path) : 0;
 }
 
-int shape_checkpoint(const char *dir, const char *name,
+int shape_checkpoint(const char *dir, const char *name, uint32_t layers,
                      int (*progress)(void *ctx, uint64_t done, uint64_t total), void *ctx,
                      char **ret_path, struct error *err)
 {
     _cleanup_free_ char *config = shape_config(name);
-    _cleanup_free_ char *path = x_printf("%s/%s", dir, name);
-    _cleanup_free_ char *source = x_printf("%s/%s.config.json", dir, name);
+    _cleanup_free_ char *path =
+        layers ? x_printf("%s/%s-%u", dir, name, layers) : x_printf("%s/%s", dir, name);
+    _cleanup_free_ char *source = x_printf("%s.config.json", path);
     _cleanup_free_ char *done = x_printf("%s/config.json", path);
-    struct synth_options options = {.seed = 1, .dtype = EMBER_BF16};
+    struct synth_options options = {.seed = 1, .dtype = EMBER_BF16, .max_layers = layers};
 
     if (!config)
         return error_set(err, ENOENT, "no shape is called %s", name);
@@ -109,9 +128,9 @@ int run_synth(const struct verb_call *call)
     cli_catch_interrupts();
     progress_begin(&progress, call, to);
     if (!config && access(source, F_OK) < 0) {
-        r = error_set(&err, ENOENT,
-                      "%s: no such file, and no shape of that name (%s, %s, %s or %s)", source,
-                      shape_names[0], shape_names[1], shape_names[2], shape_names[3]);
+        r = error_set(
+            &err, ENOENT, "%s: no such file, and no shape of that name (%s, %s, %s, %s or %s)",
+            source, shape_names[0], shape_names[1], shape_names[2], shape_names[3], shape_names[4]);
     } else if (config) {
         written = x_printf("%s.config.json", to);
         r = write_config(written, config, &err);

@@ -130,6 +130,8 @@ int bucket_instantiate(struct engine *engine, struct bucket *bucket, struct erro
 void bucket_free(struct bucket *bucket)
 {
     graph_exec_free(bucket->exec);
+    free(bucket->profile);
+    bucket->profile = NULL;
     graph_free(bucket->graph);
     plan_free(bucket->plan);
     bucket->exec = NULL;

@@ -126,4 +126,22 @@ int engine_adopt(struct engine *engine, bool (*waiting)(void *ctx), void *ctx, s
 /* True when every bucket has been adopted, or dropped and reported. */
 bool engine_settled(const struct engine *engine);
 
+/* ---- measuring ---- */
+
+/* One kernel's part of the steps that ran since engine_profile. */
+struct engine_profile_row {
+    char kernel[32];
+    uint64_t launches, ns; /* from the start of a launch's first block to the end of its last */
+};
+#define ENGINE_PROFILE_MAX 64
+
+/* Keeps times of all launches of the buckets that are ready from now on, from zero. -ENOTSUP: the
+ * backend has none. */
+int engine_profile(struct engine *engine, struct error *err);
+/* Ends that; rows by falling time, at most ENGINE_PROFILE_MAX; returns how many. */
+uint32_t engine_profile_end(struct engine *engine, struct engine_profile_row *rows);
+
+/* Writes small numbers all over the KV pages: memory never written takes no bandwidth to read. */
+int engine_fill_kv(struct engine *engine, struct error *err);
+
 #endif

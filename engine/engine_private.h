@@ -41,6 +41,8 @@ struct bucket {
     _Atomic int state; /* enum bucket_state; the thread that moves it on owns the rest */
     bool restored;     /* from the cache */
     double capture_ms, restore_ms;
+    uint64_t *profile; /* nanoseconds of each launch while there is a profile */
+    uint64_t profile_runs;
     struct plan *plan;
     struct graph *graph;
     struct graph_exec *exec;

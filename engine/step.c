@@ -173,6 +173,7 @@ static int run(struct engine *engine, struct bucket *bucket, const struct engine
     int r = step_run_inputs(engine, bucket, step, ret_rows, err);
     if (r == 0)
         r = graph_exec_run(bucket->exec, engine->queue, err);
+    bucket->profile_runs++;
     if (r == 0)
         r = read_back(engine, bucket, step, *ret_rows, err);
     /* Also after a failure: copies that were enqueued still use our buffers. */

@@ -618,22 +618,39 @@ static int run_all(struct bench *b)
     return r;
 }
 
+/* Runs `what` with an open device and ends it. */
+static int with_device(struct bench *b, int (*what)(struct bench *b))
+{
+    struct ember_backend_error error = {""};
+    struct ember_device_options device = {.threads = b->options->threads, .isa = b->options->isa};
+    int r = b->backend->device_open(&device, &b->device, &error);
+    if (r)
+        return failed(b, r, &error);
+    r = b->backend->queue_create(b->device, &b->queue, &error);
+    r = r ? failed(b, r, &error) : what(b);
+    if (b->queue)
+        b->backend->queue_free(b->queue);
+    for (int a = 0; a < EMBER_ARENA_COUNT; a++)
+        if (b->memory[a])
+            b->backend->memory_free(b->memory[a]);
+    b->backend->device_close(b->device);
+    return r;
+}
+
 int kernels_bench(const struct ember_backend *backend, const struct kernels_bench_options *options,
                   kernels_bench_fn row, void *user, struct error *err)
 {
-    struct ember_backend_error error = {""};
     struct bench b = {.backend = backend, .options = options, .row = row, .user = user, .err = err};
-    struct ember_device_options device = {.threads = options->threads, .isa = options->isa};
-    int r = backend->device_open(&device, &b.device, &error);
-    if (r)
-        return failed(&b, r, &error);
-    r = backend->queue_create(b.device, &b.queue, &error);
-    r = r ? failed(&b, r, &error) : run_all(&b);
-    if (b.queue)
-        backend->queue_free(b.queue);
-    for (int a = 0; a < EMBER_ARENA_COUNT; a++)
-        if (b.memory[a])
-            backend->memory_free(b.memory[a]);
-    backend->device_close(b.device);
+    return with_device(&b, run_all);
+}
+
+int kernels_bench_measure(const struct ember_backend *backend,
+                          const struct kernels_bench_options *options,
+                          struct kernels_bench_machine *ret, struct error *err)
+{
+    struct bench b = {.backend = backend, .options = options, .machine = *ret, .err = err};
+    int r = with_device(&b, measure_machine);
+    if (!r)
+        *ret = b.machine;
     return r;
 }

@@ -46,6 +46,14 @@ struct kernels_bench_machine {
 typedef int (*kernels_bench_fn)(void *user, const struct kernels_bench_machine *machine,
                                 const struct kernels_bench_row *row);
 
+/*
+ * Measures the machine alone, with the device's threads; *ret keeps the best of what it holds
+ * already (zero it first) and of this run. -ENOTSUP as below.
+ */
+int kernels_bench_measure(const struct ember_backend *backend,
+                          const struct kernels_bench_options *options,
+                          struct kernels_bench_machine *ret, struct error *err);
+
 /* -ENOTSUP: this backend has no kernel to measure the machine with. Rows whose kernel cannot be
  * compiled are still given. */
 int kernels_bench(const struct ember_backend *backend, const struct kernels_bench_options *options,

@@ -441,6 +441,11 @@ uint32_t graph_launch_count(const struct graph *graph)
     return graph->header->n_launches;
 }
 
+const struct graph_kernel *graph_launch_kernel(const struct graph *graph, uint32_t launch)
+{
+    return &graph->kernels[graph->launches[launch].kernel];
+}
+
 uint32_t graph_segment_count(const struct graph *graph)
 {
     return graph->header->n_segments;
@@ -608,4 +613,12 @@ int graph_exec_run_segment(struct graph_exec *exec, struct ember_queue *queue, u
                          exec->n_segments);
     return run_range(exec, queue, exec->segments[segment].first, exec->segments[segment].count,
                      err);
+}
+
+int graph_exec_profile(struct graph_exec *exec, uint64_t *ns, struct error *err)
+{
+    if (!exec->native || !exec->backend->graph_profile)
+        return error_set(err, ENOTSUP, "%s backend: keeps no times of kernels",
+                         exec->backend->name);
+    return exec->backend->graph_profile(exec->native, ns);
 }

@@ -46,6 +46,7 @@ struct graph_kernel {
 uint32_t graph_kernel_count(const struct graph *graph);
 const struct graph_kernel *graph_kernel_at(const struct graph *graph, uint32_t index);
 uint32_t graph_launch_count(const struct graph *graph);
+const struct graph_kernel *graph_launch_kernel(const struct graph *graph, uint32_t launch);
 uint32_t graph_segment_count(const struct graph *graph);
 const struct plan_segment *graph_segment_at(const struct graph *graph,
                                             uint32_t index); /* launches */
@@ -67,5 +68,9 @@ DEFINE_CLEANUP(struct graph_exec *, graph_exec_free)
 int graph_exec_run(struct graph_exec *exec, struct ember_queue *queue, struct error *err);
 int graph_exec_run_segment(struct graph_exec *exec, struct ember_queue *queue, uint32_t segment,
                            struct error *err);
+
+/* From now on runs add each launch's nanoseconds to ns[0..graph_launch_count-1], until NULL is
+ * given. -ENOTSUP: the backend keeps no times. */
+int graph_exec_profile(struct graph_exec *exec, uint64_t *ns, struct error *err);
 
 #endif

@@ -170,6 +170,10 @@ struct ember_backend {
      * may fail or do nothing. The one slot that any thread may call, also while the device is in
      * use. */
     int (*memory_prefetch)(struct ember_memory *memory, uint64_t offset, uint64_t bytes);
+
+    /* Timing: from now on every run of launch i of the graph adds the nanoseconds from the start of
+     * its first block to the end of its last to ns[i] (the caller's, until NULL is given). */
+    int (*graph_profile)(struct ember_native_graph *graph, uint64_t *ns);
 };
 
 #endif

@@ -46,6 +46,7 @@ struct ember_module {
 struct ember_native_graph {
     struct pool_launch *launches;
     uint64_t *words;
+    uint64_t *ns; /* borrowed: where times go, or NULL */
     uint32_t count;
 };
 
@@ -405,7 +406,14 @@ static int cpu_graph_launch(struct ember_queue *queue, struct ember_native_graph
 {
     if (first > graph->count || count > graph->count - first)
         return fail(error, ERANGE, "launches beyond the end of a graph");
-    pool_run(queue->pool, graph->launches + first, count);
+    pool_run_timed(queue->pool, graph->launches + first, count,
+                   graph->ns ? graph->ns + first : NULL);
+    return 0;
+}
+
+static int cpu_graph_profile(struct ember_native_graph *graph, uint64_t *ns)
+{
+    graph->ns = ns;
     return 0;
 }
 
@@ -439,6 +447,7 @@ const struct ember_backend *cpu_backend(void)
         .graph_launch = cpu_graph_launch,
         .graph_free = cpu_graph_free,
         .memory_prefetch = cpu_memory_prefetch,
+        .graph_profile = cpu_graph_profile,
     };
     return &backend;
 }

@@ -39,6 +39,8 @@ struct pool {
     /* Owned by whoever finished the last block, or by the caller between runs. */
     uint32_t next, count;
     const struct pool_launch *list;
+    uint64_t *ns; /* NULL: nobody wants times; else a launch's begins where began_ns says */
+    uint64_t began_ns;
 
     _Alignas(LINE) _Atomic uint32_t runs_done; /* number of the last finished run */
     _Atomic uint32_t sleepers;                 /* 1: somebody may sleep on `wake` */
@@ -152,6 +154,15 @@ static void publish(struct pool *pool, const struct pool_launch *launch, struct 
     atomic_store_explicit(&pool->n_blocks, n, memory_order_relaxed);
     atomic_store(&pool->claim, sequence << LEFT_BITS | (n - share->count));
     wake_sleepers(pool);
+    if (pool->ns) /* whoever finishes the launch has seen our piece done, and with it this */
+        pool->began_ns = clock_ns();
+}
+
+/* Launch next - 1 is done. */
+static inline void finished(struct pool *pool)
+{
+    if (pool->ns)
+        pool->ns[pool->next - 1] += clock_ns() - pool->began_ns;
 }
 
 /*
@@ -163,7 +174,10 @@ static bool advance(struct pool *pool, struct share *share)
     while (pool->next < pool->count) {
         const struct pool_launch *launch = &pool->list[pool->next++];
         if (launch->n_blocks == 1) {
+            if (pool->ns)
+                pool->began_ns = clock_ns();
             launch->body(launch->args, 0, 1);
+            finished(pool);
         } else if (launch->n_blocks > 1) {
             publish(pool, launch, share);
             return true;
@@ -190,6 +204,7 @@ static void work(struct pool *pool, struct share *share)
         run_share(share);
         if (atomic_fetch_add_explicit(&pool->done, count, memory_order_acq_rel) + count ==
             n_blocks) {
+            finished(pool);
             if (!advance(pool, share))
                 return;
         } else if (!grab(pool, share)) {
@@ -256,25 +271,35 @@ static void *worker(void *arg)
     return NULL;
 }
 
-static void run_alone(const struct pool_launch *list, uint32_t count)
+static void run_alone(const struct pool_launch *list, uint32_t count, uint64_t *ns)
 {
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t began = ns ? clock_ns() : 0;
         for (uint32_t b = 0; b < list[i].n_blocks; b++)
             list[i].body(list[i].args, b, list[i].n_blocks);
+        if (ns)
+            ns[i] += clock_ns() - began;
+    }
 }
 
 void pool_run(struct pool *pool, const struct pool_launch *list, uint32_t count)
+{
+    pool_run_timed(pool, list, count, NULL);
+}
+
+void pool_run_timed(struct pool *pool, const struct pool_launch *list, uint32_t count, uint64_t *ns)
 {
     struct share share;
     uint32_t run;
 
     if (pool->n_threads == 1) {
-        run_alone(list, count);
+        run_alone(list, count, ns);
         return;
     }
     assert(atomic_load(&pool->runs_done) == pool->runs); /* one run at a time */
     run = ++pool->runs;
     pool->list = list;
+    pool->ns = ns;
     pool->next = 0;
     pool->count = count;
     if (advance(pool, &share))

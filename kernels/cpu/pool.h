@@ -47,6 +47,11 @@ DEFINE_CLEANUP(struct pool *, pool_free)
  * long. */
 void pool_run(struct pool *pool, const struct pool_launch *list, uint32_t count);
 
+/* The same, and adds to ns[i] the nanoseconds that launch i took, from the start of its first block
+ * to the end of its last. */
+void pool_run_timed(struct pool *pool, const struct pool_launch *list, uint32_t count,
+                    uint64_t *ns);
+
 /* Threads that take part, the caller included. */
 uint32_t pool_threads(const struct pool *pool);
 

@@ -372,13 +372,29 @@ class Help(unittest.TestCase):
         page = ctl("--help").stdout
         for verb in ("load", "unload", "models", "spawn", "stop", "ps", "generate", "verify", "cache ls",
                      "cache show", "cache verify", "cache gc", "cache export", "cache import",
-                     "bench spawn", "status", "synth"):
+                     "bench spawn", "bench decode", "bench prefill", "status", "synth"):
             self.assertIn("\n  " + verb, page)
         for verb in ("load", "generate", "verify", "cache ls", "bench spawn", "synth"):
             text = ctl(*verb.split(), "--help").stdout
             self.assertIn("emberctl " + verb, text)
         self.assertIn("complete", ctl("--bash-completion").stdout)
         self.assertIn(".TH", ctl("--man").stdout)
+
+    def test_steps_are_measured_beside_the_machine(self):
+        for verb, want in (("decode", ("decode, 1 stream", "decode, 3 streams", "graph replay overhead",
+                                       "attention at context 100")),
+                           ("prefill", ("prefill, 40 tokens",))):
+            more = ("--streams=3", "--context=100") if verb == "decode" else ("--tokens=40",)
+            rows = json.loads(ctl("bench", verb, "tiny", "--seconds=0", "--json", *more).stdout)
+            rows = {row["what"]: row for row in rows}
+            self.assertGreater(rows["machine"]["read_bytes_per_s"], 0)
+            for what in want:
+                self.assertGreater(rows[what]["value"], 0, what)
+                self.assertGreater(rows[what]["share"], 0, what)
+            self.assertIn("attention", rows["kernels, ms a step"]["kernels"])
+        run = ctl("bench", "decode", "/nowhere", check=False)
+        self.assertEqual(run.returncode, 4)
+        self.assertIn("qwen3-30b-a3b", run.stderr)
 
     def test_completion_in_bash(self):
         with Daemon("--standby=0") as d:

@@ -429,6 +429,39 @@ static void failing_compiler_costs_nothing_but_speed(void **state)
     fault_init();
 }
 
+static void times_of_kernels(void **state)
+{
+    struct engine_profile_row rows[ENGINE_PROFILE_MAX];
+    uint32_t pages[PAGES], token = 5, linear = 0;
+    struct engine *engine = open_with(NULL);
+    struct error err = {0};
+
+    some_pages(pages, 0);
+    int r = engine_profile(engine, &err);
+    if (strcmp(backend, "cpu")) { /* no more than the mandatory slots */
+        assert_int_equal(r, -ENOTSUP);
+        assert_non_null(strstr(err.text, "keeps no times"));
+        assert_int_equal(engine_profile_end(engine, rows), 0);
+        engine_free(engine);
+        return;
+    }
+    assert_int_equal(r, 0);
+    for (uint32_t i = 0; i < 3; i++)
+        run_one(engine, &token, 1, i, 1, pages);
+    uint32_t n = engine_profile_end(engine, rows);
+    assert_true(n > 4);
+    for (uint32_t i = 0; i < n; i++) {
+        assert_true(i == 0 || rows[i].ns <= rows[i - 1].ns);
+        assert_true(rows[i].launches && rows[i].launches % 3 == 0);
+        linear |= !strncmp(rows[i].kernel, "linear", 6);
+    }
+    assert_true(linear);
+    run_one(engine, &token, 1, 3, 1, pages); /* without times */
+    assert_int_equal(engine_profile_end(engine, rows), 0);
+    assert_int_equal(engine_fill_kv(engine, &err), 0);
+    engine_free(engine);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -443,6 +476,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(wrong_canary_is_not_ready),
         cmocka_unit_test(other_weights_are_found_by_the_canary),
         cmocka_unit_test(failing_compiler_costs_nothing_but_speed),
+        cmocka_unit_test(times_of_kernels),
     };
 
     if (argc > 1)

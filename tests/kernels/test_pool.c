@@ -141,6 +141,28 @@ static void test_sleepers_are_woken(void **ctx)
     }
 }
 
+static void pause_a_while(const uint64_t *args, uint32_t block, uint32_t n_blocks)
+{
+    if (block == n_blocks - 1)
+        usleep(2000);
+}
+
+static void test_times_are_kept(void **ctx)
+{
+    struct pool_launch list[] = {
+        {nothing, NULL, 1}, {pause_a_while, NULL, 4}, {nothing, NULL, 5}, {pause_a_while, NULL, 1}};
+
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        _cleanup_(pool_freep) struct pool *pool = pool_new(threads);
+        uint64_t ns[4] = {0};
+        for (uint64_t run = 1; run <= 3; run++) {
+            pool_run_timed(pool, list, 4, ns);
+            pool_run(pool, list, 4); /* keeps none */
+            assert_true(ns[1] >= run * 2000000 && ns[3] >= run * 2000000);
+        }
+    }
+}
+
 static void write_file(const char *dir, const char *name, const char *text)
 {
     _cleanup_free_ char *path = x_printf("%s/%s", dir, name);
@@ -206,7 +228,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_block_once), cmocka_unit_test(test_starts_late),
         cmocka_unit_test(test_parks_and_wakes),  cmocka_unit_test(test_sleepers_are_woken),
-        cmocka_unit_test(test_cgroup_limit),     cmocka_unit_test(test_overhead),
+        cmocka_unit_test(test_times_are_kept),   cmocka_unit_test(test_cgroup_limit),
+        cmocka_unit_test(test_overhead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
