@@ -27,6 +27,8 @@
     X(FAULT_LOAD_MID, "load-mid")             /* a loader dies between two tensors */              \
     X(FAULT_INSTANCE_READY, "instance-ready") /* an instance dies just before READY */             \
     X(FAULT_INSTANCE_STEP, "instance-step")   /* an instance dies in a step */                     \
+    X(FAULT_PACK_WRITE, "pack-write")         /* a write to a pack: ENOSPC */                      \
+    X(FAULT_PACK_READ, "pack-read")           /* a read of a pack's segment: its bytes differ */   \
     X(FAULT_CANARY, "canary")                 /* the canary's output is wrong */
 
 enum fault_point {

@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jansson.h>
@@ -251,6 +252,30 @@ int checkpoint_open_file(const char *path, struct checkpoint **ret, struct error
         return r;
     *ret = TAKE(c);
     return 0;
+}
+
+struct digest checkpoint_key(const struct checkpoint *c)
+{
+    struct digest_state *state = digest_begin();
+    digest_update(state, &c->config_len, sizeof c->config_len);
+    digest_update(state, c->config, c->config_len);
+    for (uint32_t i = 0; i < c->n_shards; i++) {
+        const char *slash = strrchr(c->shards[i].path, '/');
+        struct stat st = {0};
+        fstat(c->shards[i].fd, &st);
+        int64_t facts[] = {st.st_size, st.st_mtim.tv_sec, st.st_mtim.tv_nsec};
+        digest_update_string(state, slash ? slash + 1 : c->shards[i].path);
+        digest_update(state, facts, sizeof facts);
+    }
+    for (size_t i = 0; i < c->list.count; i++) {
+        const struct checkpoint_tensor *t = &c->list.tensors[i];
+        uint64_t place[] = {t->offset, t->bytes, t->shard, t->rank};
+        digest_update_string(state, t->name);
+        digest_update_string(state, t->dtype_name);
+        digest_update(state, place, sizeof place);
+        digest_update(state, t->dim, sizeof t->dim);
+    }
+    return digest_end(state);
 }
 
 int checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t, uint64_t first,

@@ -16,6 +16,7 @@
 
 #include <ember/op.h>
 
+#include "base/digest.h"
 #include "base/error.h"
 #include "base/mem.h"
 
@@ -49,6 +50,12 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpo
 /* Reads bytes [first, first + n) of a tensor into `to`, by pread, never by mapping. */
 int checkpoint_read(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor,
                     uint64_t first, void *to, size_t n, struct error *err);
+
+/*
+ * What stands for the checkpoint's contents without reading them: a digest of config.json, of every
+ * shard's name, size and time of modification, and of what its header says.
+ */
+struct digest checkpoint_key(const struct checkpoint *checkpoint);
 
 /* A single .safetensors file (verify's expected.safetensors). */
 int checkpoint_open_file(const char *path, struct checkpoint **ret, struct error *err);

@@ -164,3 +164,20 @@ int manifest_read(const void *data, size_t len, struct model **ret_model,
     *ret_layout = TAKE(layout);
     return 0;
 }
+
+int manifest_config(const void *data, size_t len, char **ret, size_t *ret_len, struct error *err)
+{
+    struct manifest_header h;
+    int r = read_header(data, len, &h, err);
+    if (r < 0)
+        return r;
+    const char *config =
+        (const char *)data + sizeof h + (size_t)h.n_weights * sizeof(struct slot_form);
+    char *copy = mem_alloc((size_t)h.config_len + 1, 1);
+    if (!copy)
+        return error_set(err, ENOMEM, "manifest: no memory for a config");
+    memcpy(copy, config, (size_t)h.config_len);
+    *ret = copy;
+    *ret_len = (size_t)h.config_len;
+    return 0;
+}

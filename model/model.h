@@ -52,6 +52,13 @@ const struct model_info *model_info(const struct model *model);
 
 /* ---- resident weights ---- */
 
+/*
+ * The family of layouts that this build makes: how the bytes of a resident tensor are ordered. To
+ * be changed with whatever makes the bytes of an arena of the same shapes differ; packs of another
+ * family are not read (model/pack.h).
+ */
+#define WEIGHTS_FAMILY "rows.1"
+
 /* A part of a resident tensor: rows of a checkpoint tensor copied, or a constant computed by the
  * model layer. */
 struct weight_source {
@@ -133,5 +140,7 @@ int manifest_write(const char *config, size_t config_len, const char *source_dir
  * frees. */
 int manifest_read(const void *data, size_t len, struct model **ret_model,
                   struct weights_layout **ret_layout, char **ret_dir, struct error *err);
+/* The config text alone, NUL-terminated; the caller frees. */
+int manifest_config(const void *data, size_t len, char **ret, size_t *ret_len, struct error *err);
 
 #endif
