@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Choosing a token from logits. Temperature, then top-k, then top-p, then min-p, each over the
- * distribution the one before left; the draw is inverse-CDF in falling order of probability with a
- * counter-based random number, so that (seed, index) fixes the token whatever else is in the batch.
+ * distribution the one before left; the draw is inverse-CDF in falling order of probability (equal
+ * ones: lower id first) with a counter-based random number, so that (seed, index) fixes the token
+ * whatever else is in the batch. Takes time in proportion to the vocabulary.
  */
 #ifndef EMBER_ENGINE_SAMPLE_H
 #define EMBER_ENGINE_SAMPLE_H
@@ -61,10 +62,14 @@ int sampling_check(const struct sampling *sampling, struct error *err);
 int sample_token(const struct sampling *sampling, const float *logits, uint32_t vocab,
                  uint32_t *ret_token, struct error *err);
 
-/* log softmax of one token, accumulated in double. */
-float sample_logprob(const float *logits, uint32_t vocab, uint32_t token);
+/* The id of the largest logit (the lowest of equal ones); NaN is less than everything. */
+uint32_t logits_best(const float *logits, uint32_t vocab);
+
+/* log of the sum of exp(logit), accumulated in double: log softmax is a logit less this. */
+double logits_norm(const float *logits, uint32_t vocab);
 
 /* The n best by falling probability (equal ones: lower id first) with their log-probabilities. */
-void sample_top(const float *logits, uint32_t vocab, uint32_t n, struct token_logprob *ret);
+void logits_top(const float *logits, uint32_t vocab, double norm, uint32_t n,
+                struct token_logprob *ret);
 
 #endif

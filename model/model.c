@@ -34,6 +34,12 @@ static int finish_info(struct model *model, struct error *err)
     struct model_info *info = &model->desc.info;
     for (uint32_t i = 0; i < info->n_layers; i++)
         info->kv_page_bytes += layer_page_bytes(&model->desc.attns[model->desc.layers[i].attn]);
+    for (uint32_t i = 0; i < model->desc.n_ropes; i++) {
+        const struct desc_rope *rope = &model->desc.ropes[i];
+        uint32_t exact = (uint32_t)rope->max_position;
+        if (rope->kind == EMBER_ROPE_DYNAMIC_NTK)
+            info->rope_exact_len = info->rope_exact_len ? MIN(info->rope_exact_len, exact) : exact;
+    }
     for (uint32_t i = 0; i < model->n_parts; i++)
         if (!model->parts[i].constant &&
             !size_add(info->parameters, model->parts[i].elements, &info->parameters))

@@ -35,6 +35,8 @@ struct model_info {
     int32_t bos_id; /* -1: none */
     int32_t eos_ids[MODEL_EOS_MAX];
     uint32_t n_eos;
+    /* Positions depend on the prompt's length when that is beyond this many tokens; 0: never. */
+    uint32_t rope_exact_len;
     uint64_t kv_page_bytes; /* K and V of all layers for KV_PAGE_SIZE tokens */
     uint64_t parameters;    /* by the config's shapes, embeddings included */
 };

@@ -93,10 +93,11 @@ struct seq {
     struct seq *prev, *next;         /* waiting list */
     struct seq_list *list;
     uint64_t waiting_since;
-    uint32_t passed_over; /* by others with a longer cached prefix */
-    bool first;           /* no step of this id yet */
-    bool begun;           /* planned at least once */
-    uint64_t in_step;     /* the last step that it is in */
+    struct seq *older, *younger; /* QUEUED: model->oldest, by waiting_since */
+    uint32_t passed_over;        /* by others with a longer cached prefix */
+    bool first;                  /* no step of this id yet */
+    bool begun;                  /* planned at least once */
+    uint64_t in_step;            /* the last step that it is in */
 
     uint32_t n_cached, preempted, replayed;
 };
@@ -179,6 +180,8 @@ struct sched_model {
     uint32_t n_waiting; /* sequences BLOCKED or QUEUED */
     uint32_t n_running;
     uint64_t backlog; /* known tokens of QUEUED sequences */
+    struct seq *oldest,
+        *youngest; /* QUEUED sequences by waiting_since: figures must not walk them */
     uint64_t next_deadline;
     double speed_tokens, speed_ns; /* decaying sums: tokens run, time taken; never 0 */
     double mean_output;            /* of sequences that ended by themselves */

@@ -109,6 +109,30 @@ bool seq_reserve(struct seq *seq, uint32_t n_tokens)
     return true;
 }
 
+/* ---- the queue by age ---- */
+
+static void age_insert(struct seq *seq)
+{
+    struct sched_model *model = seq->request->model;
+    struct seq *older = model->youngest;
+
+    while (older && older->waiting_since > seq->waiting_since) /* only if time went back */
+        older = older->older;
+    seq->older = older;
+    seq->younger = older ? older->younger : model->oldest;
+    *(seq->older ? &seq->older->younger : &model->oldest) = seq;
+    *(seq->younger ? &seq->younger->older : &model->youngest) = seq;
+}
+
+static void age_remove(struct seq *seq)
+{
+    struct sched_model *model = seq->request->model;
+
+    *(seq->older ? &seq->older->younger : &model->oldest) = seq->younger;
+    *(seq->younger ? &seq->younger->older : &model->youngest) = seq->older;
+    seq->older = seq->younger = NULL;
+}
+
 /* ---- on and off an instance ---- */
 
 static void release_pages(struct seq *seq)
@@ -138,6 +162,7 @@ bool seq_admit(struct seq *seq, struct sched_instance *instance, const uint32_t 
     }
     seq->instance = meant_for;
     queue_pull(seq);
+    age_remove(seq);
     model->n_waiting--;
     model->backlog -= seq->n_known;
     turn(seq, SEQ_PREFILL);
@@ -186,6 +211,7 @@ static void queue(struct seq *seq, uint64_t now)
     seq->waiting_since = now;
     seq->passed_over = 0;
     model->backlog += seq->n_known;
+    age_insert(seq);
     seq_hash(seq); /* without memory for it: fewer hits */
     route(seq);
 }
@@ -227,6 +253,7 @@ void seq_end(struct seq *seq, enum sched_reason reason, const char *text, uint64
     } else {
         if (seq->state == SEQ_QUEUED) {
             queue_pull(seq);
+            age_remove(seq);
             model->backlog -= seq->n_known;
         }
         model->n_waiting--;

@@ -7,7 +7,6 @@
 void sched_model_stats(const struct sched_model *model, uint64_t now, struct sched_stats *ret)
 {
     struct sched_stats stats = model->counters;
-    uint64_t oldest = now;
 
     stats.waiting = model->n_waiting;
     stats.running = model->n_running;
@@ -19,11 +18,8 @@ void sched_model_stats(const struct sched_model *model, uint64_t now, struct sch
         stats.pages += kvpages_count(pages);
         stats.pages_used += kvpages_count(pages) - kvpages_available(pages);
     }
-    for (const struct request *r = model->requests; r && model->n_waiting; r = r->next)
-        for (uint32_t i = 0; i < r->n; i++)
-            if (r->seqs[i].state == SEQ_QUEUED && r->seqs[i].waiting_since < oldest)
-                oldest = r->seqs[i].waiting_since;
-    stats.oldest_wait_ns = now - oldest;
+    if (model->oldest && model->oldest->waiting_since < now)
+        stats.oldest_wait_ns = now - model->oldest->waiting_since;
     *ret = stats;
 }
 
@@ -132,9 +128,23 @@ static int verify_clients(const struct sched_model *model, struct error *err)
     return 0;
 }
 
+/* The queue by age holds every QUEUED sequence once, in order. */
+static int verify_ages(const struct sched_model *model, uint32_t queued, struct error *err)
+{
+    const struct seq *before = NULL;
+    uint32_t n = 0;
+
+    for (const struct seq *seq = model->oldest; seq; before = seq, seq = seq->younger, n++)
+        CLAIM(seq->state == SEQ_QUEUED && seq->older == before && n < queued &&
+                  (!before || before->waiting_since <= seq->waiting_since),
+              "request %llu: its age is kept wrongly", (unsigned long long)seq->request->id);
+    CLAIM(n == queued && model->youngest == before, "%u queued, %u known by age", queued, n);
+    return 0;
+}
+
 static int verify_requests(const struct sched_model *model, struct error *err)
 {
-    uint32_t waiting = 0, running = 0;
+    uint32_t waiting = 0, running = 0, queued = 0;
     uint64_t backlog = 0;
 
     for (const struct request *r = model->requests; r; r = r->next) {
@@ -144,6 +154,7 @@ static int verify_requests(const struct sched_model *model, struct error *err)
             live += state != SEQ_ENDED;
             waiting += state == SEQ_BLOCKED || state == SEQ_QUEUED;
             running += seq_runs(&r->seqs[i]);
+            queued += state == SEQ_QUEUED;
             backlog += state == SEQ_QUEUED ? r->seqs[i].n_known : 0;
             CLAIM(state != SEQ_BLOCKED || r->seqs[0].state != SEQ_ENDED,
                   "request %llu: waits for nobody", (unsigned long long)r->id);
@@ -155,7 +166,7 @@ static int verify_requests(const struct sched_model *model, struct error *err)
     CLAIM(waiting == model->n_waiting && running == model->n_running && backlog == model->backlog,
           "%u wait, %u run, counted %u and %u", model->n_waiting, model->n_running, waiting,
           running);
-    return 0;
+    return verify_ages(model, queued, err);
 }
 
 int sched_verify(const struct sched *sched, struct error *err)

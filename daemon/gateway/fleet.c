@@ -179,6 +179,7 @@ static int add_to_scheduler(struct gw_model *model, struct error *err)
         .step_tokens = (uint32_t)o->step_tokens,
         .prefill_tokens = (uint32_t)o->prefill_tokens,
         .no_prefix_cache = !o->prefix_cache,
+        .rope_exact_len = model->text->rope_exact_len,
         .stop_ids = model->text->eos,
         .n_stop_ids = model->text->n_eos,
         .stall_ns = o->stall_timeout,

@@ -7,11 +7,24 @@
 #include <string.h>
 
 #include "base/fd.h"
+#include "model/model.h"
 #include "model/template/template.h"
 
 #define JSON_FILE_MAX (16u << 20)
 
 /* ---- loading ---- */
+
+/* What only the description knows; a config that it refuses never gets an instance either. */
+static void read_description(struct text *text, const char *dir)
+{
+    _cleanup_free_ char *path = x_printf("%s/config.json", dir), *data = NULL;
+    _cleanup_(model_freep) struct model *model = NULL;
+    size_t len;
+
+    if (fd_read_file(path, JSON_FILE_MAX, &data, &len, NULL) == 0 &&
+        model_from_config(data, len, path, &model, NULL) == 0)
+        text->rope_exact_len = model_info(model)->rope_exact_len;
+}
 
 /* An object from DIR/NAME, or NULL when there is none that can be read. */
 static json_t *read_json(const char *dir, const char *name)
@@ -93,6 +106,7 @@ int text_load(const char *dir, struct text **ret, struct error *err)
     }
     text->vocab_size = tokenizer_vocab_size(text->tokenizer);
     read_config(text, dir);
+    read_description(text, dir);
     read_defaults(text, dir);
     template_from_checkpoint(dir, &text->chat, &text->chat_error);
     *ret = text;

@@ -17,6 +17,7 @@ struct text {
     struct error chat_error;
     uint32_t eos[TEXT_EOS_MAX], n_eos;
     uint32_t max_positions, vocab_size;
+    uint32_t rope_exact_len; /* as in model/model.h */
     struct {
         float temperature, top_p, min_p, repetition_penalty;
         uint32_t top_k;

@@ -77,11 +77,12 @@ static void add(struct prompt_rows *rows, const float *logits)
     ember__v1__sequence_result__init(result);
     rows->list[rows->n] = result;
     result->token = rows->seq->targets[rows->n];
-    result->logprob = sample_logprob(logits, rows->vocab, result->token);
+    double norm = logits_norm(logits, rows->vocab);
+    result->logprob = (float)(logits[result->token] - norm);
     result->top = rows->top_list + first;
     result->n_top = rows->n_top;
     if (rows->n_top)
-        sample_top(logits, rows->vocab, rows->n_top, rows->best);
+        logits_top(logits, rows->vocab, norm, rows->n_top, rows->best);
     for (uint32_t i = 0; i < rows->n_top; i++) {
         Ember__V1__TokenLogprob *t = &rows->top[first + i];
         ember__v1__token_logprob__init(t);

@@ -215,11 +215,13 @@ static int translate(struct engine *engine, const Ember__V1__Step *step, struct 
 static void add_logprobs(struct work *work, uint32_t row, Ember__V1__SequenceResult *result,
                          const float *logits, uint32_t vocab, uint32_t n)
 {
+    double norm = logits_norm(logits, vocab);
+
     n = MIN(n, vocab);
-    result->logprob = sample_logprob(logits, vocab, result->token);
+    result->logprob = (float)(logits[result->token] - norm);
     if (!n)
         return;
-    sample_top(logits, vocab, n, work->best);
+    logits_top(logits, vocab, norm, n, work->best);
     result->top = &work->top_list[(size_t)row * LOGPROBS_MAX];
     result->n_top = n;
     for (uint32_t i = 0; i < n; i++) {

@@ -82,6 +82,7 @@ static void test_info(void **state)
     assert_int_equal(info->bos_id, -1);
     assert_int_equal(info->n_eos, 2);
     assert_int_equal(info->eos_ids[1], 9);
+    assert_int_equal(info->rope_exact_len, 0);
     /* 2 layers, K and V, 1 head of 16, 16 tokens, float32 */
     assert_int_equal(info->kv_page_bytes, 2 * 2 * 16 * 16 * 4);
     assert_int_equal(info->parameters,
