@@ -11,6 +11,7 @@
 #include "base/fd.h"
 #include "cli/generation.h"
 #include "cli/output.h"
+#include "cli/tokenizer.h"
 #include "model/tokenizer/tokenizer.h"
 
 #define PROMPT_MAX (16 * MIB)
@@ -181,7 +182,7 @@ static int generate(const struct verb_call *call, struct generation *g, struct b
     const char *reason = "stop";
     size_t n;
 
-    int r = tokenizer_load(step_client_welcome(g->client)->tokenizer_dir, &tokenizer, err);
+    int r = cli_tokenizer(step_client_welcome(g->client)->tokenizer_dir, &tokenizer, err);
     if (r == 0 && verb_flag(call, "chat"))
         r = chat_form(tokenizer, prompt, err);
     if (r == 0)

@@ -194,7 +194,7 @@ static void run_reading(struct work *work)
 {
     struct gw_model *model = (struct gw_model *)((char *)work - offsetof(struct gw_model, reading));
 
-    text_load(model->path, &model->read, &model->read_error);
+    text_load(model->path, model->gw->cache, &model->read, &model->read_error);
 }
 
 static void reading_done(struct work *work)

@@ -77,6 +77,7 @@ struct gw {
     struct gateway_options options;
     struct event_base *base;
     struct work_pool *work;
+    struct cache *cache; /* NULL: none, tokenizers are parsed */
     struct http_server *http;
     struct sched *sched;
     struct fleet *fleet;

@@ -91,6 +91,15 @@ static int make_scheduler(struct gw *gw, struct error *err)
     return sched_new(&config, &gw->sched, err);
 }
 
+/* Without a cache tokenizers are parsed, which only takes longer. */
+static void open_cache(struct gw *gw)
+{
+    struct error err = {0};
+
+    if (*gw->options.cache_dir && cache_open(gw->options.cache_dir, NULL, &gw->cache, &err) < 0)
+        log_warn("no cache: tokenizers are parsed at each start", "error=\"%s\"", err.text);
+}
+
 static int start(struct gw *gw, struct error *err)
 {
     struct timeval half = {0, SECOND_EVERY_US};
@@ -101,6 +110,7 @@ static int start(struct gw *gw, struct error *err)
     gw->pump = event_new(gw->base, -1, 0, on_pump, gw);
     gw->tick = event_new(gw->base, -1, 0, on_pump, gw);
     gw->second = event_new(gw->base, -1, EV_PERSIST, on_second, gw);
+    open_cache(gw);
     int r = make_scheduler(gw, err);
     if (r == 0)
         r = work_pool_new(gw->base, (unsigned)gw->options.workers, &gw->work, err);
@@ -126,6 +136,7 @@ static void finish(struct gw *gw)
             event_free(events[i]);
     if (gw->base)
         event_base_free(gw->base);
+    cache_close(gw->cache);
     config_free(&gateway_program, &gw->options);
 }
 

@@ -16,6 +16,8 @@
       "models that are served: names that emberd knows, or checkpoint folders; empty: all of emberd's") \
     X("gateway", state_file, PATH, "%t/emberd/gateway.leases", "", RESTART, \
       "where leases are noted, so that a restarted gateway takes its instances up again; empty: nowhere") \
+    X("gateway", cache_dir, PATH, "%C/emberd", "", RESTART, \
+      "artefact cache that tokenizers are kept in, emberd's own or another; empty: none") \
     X("gateway", log_level, ENUM, "info", "error|warn|info|debug", RESTART, \
       "the least urgent messages that are logged") \
     X("gateway", workers, INT, "2", "1..64", RESTART, \

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/fd.h"
+#include "engine/tokenizer.h"
 #include "model/model.h"
 #include "model/template/template.h"
 
@@ -95,10 +96,10 @@ static void read_defaults(struct text *text, const char *dir)
     json_decref(root);
 }
 
-int text_load(const char *dir, struct text **ret, struct error *err)
+int text_load(const char *dir, struct cache *cache, struct text **ret, struct error *err)
 {
     struct text *text = x_alloc(sizeof *text);
-    int r = tokenizer_load(dir, &text->tokenizer, err);
+    int r = engine_tokenizer_open(cache, dir, &text->tokenizer, err);
 
     if (r < 0) {
         text_free(text);

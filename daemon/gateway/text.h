@@ -6,6 +6,7 @@
 #ifndef EMBER_DAEMON_GATEWAY_TEXT_H
 #define EMBER_DAEMON_GATEWAY_TEXT_H
 
+#include "cache/cache.h"
 #include "daemon/gateway/openai.h"
 #include "model/tokenizer/tokenizer.h"
 
@@ -25,7 +26,8 @@ struct text {
     } defaults;       /* of generation_config.json */
 };
 
-int text_load(const char *dir, struct text **ret, struct error *err);
+/* cache (may be NULL) holds compiled tokenizers. */
+int text_load(const char *dir, struct cache *cache, struct text **ret, struct error *err);
 void text_free(struct text *text);
 
 /*

@@ -109,7 +109,9 @@ static int read_config(const char *path, json_t **ret, struct error *err)
     int r = fd_read_file(path, CONFIG_MAX, &data, &len, err);
     if (r < 0)
         return r;
-    json_t *j = json_loadb(data, len, 0, &e);
+    /* Only texts matter here; model_max_length is often 10^30, which is no integer for the parser.
+     */
+    json_t *j = json_loadb(data, len, JSON_DECODE_INT_AS_REAL, &e);
     if (!json_is_object(j)) {
         json_decref(j);
         return error_set(err, EBADMSG, "%s: line %d: %s", path, e.line,

@@ -177,6 +177,8 @@ static inline uint32_t pair_bit(uint32_t a, uint32_t b)
 
 /* Checks bytes from a cache or another process in full. */
 int image_check(const void *image, size_t len, struct error *err);
+/* Checks all but the checksum and the tables that grow with the vocabulary. */
+int image_check_frame(const void *image, size_t len, struct error *err);
 
 /* The builder (load.c) fills these and image_build lays them out. */
 struct image_parts {

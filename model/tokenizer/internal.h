@@ -24,8 +24,8 @@ struct tokenizer {
     const uint8_t *pairs, *known;         /* NULL when absent */
     struct regex *regex[IMAGE_MAX_COMPS]; /* by component, NULL where there is none */
     uint32_t added_first[2][257];         /* per set: where the patterns of each first byte begin */
-    void *owned;                          /* the image, when it is ours */
-    _Atomic(struct scratch *) spare;      /* one kept for the next call */
+    void (*release)(void *image, size_t len); /* of the image, when it is ours */
+    _Atomic(struct scratch *) spare;          /* one kept for the next call */
 };
 
 static inline const char *str_of(const struct tokenizer *t, struct image_str s)

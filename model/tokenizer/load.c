@@ -547,6 +547,11 @@ static int pattern_set(struct loader *l, bool normalized, const struct tokenizer
 
 /* --- All of it --- */
 
+static void free_image(void *image, size_t len)
+{
+    free(image);
+}
+
 static int build(struct loader *l, struct tokenizer **ret_tokenizer)
 {
     _cleanup_free_ void *image = NULL;
@@ -554,9 +559,11 @@ static int build(struct loader *l, struct tokenizer **ret_tokenizer)
     int r = image_build(&l->p, &image, &len, l->err);
     if (r >= 0)
         r = tokenizer_map(image, len, ret_tokenizer, l->err);
-    if (r >= 0)
-        (*ret_tokenizer)->owned = TAKE(image);
-    return r;
+    if (r < 0)
+        return r;
+    (*ret_tokenizer)->release = free_image;
+    image = NULL;
+    return 0;
 }
 
 /* Normalized patterns need the normalizers: those of a tokenizer that has only components yet. */
@@ -669,10 +676,11 @@ static int load_root(struct loader *l, const json_t *config, struct tokenizer **
     return r < 0 ? r : build(l, ret_tokenizer);
 }
 
-static int parse(const char *text, size_t len, const char *file, json_t **ret, struct error *err)
+static int parse(const char *text, size_t len, const char *file, size_t flags, json_t **ret,
+                 struct error *err)
 {
     json_error_t e;
-    *ret = json_loadb(text, len, JSON_ALLOW_NUL, &e);
+    *ret = json_loadb(text, len, JSON_ALLOW_NUL | flags, &e);
     return *ret ? 0 : error_set(err, EBADMSG, "%s: line %d: %s", file, e.line, e.text);
 }
 
@@ -681,26 +689,46 @@ int tokenizer_load_text(const char *json, size_t len, const char *config, size_t
 {
     _cleanup_(json_freep) json_t *root = NULL, *conf = NULL;
     _cleanup_(loader_free) struct loader l = {.err = err};
-    int r = parse(json, len, "tokenizer.json", &root, err);
+    int r = parse(json, len, "tokenizer.json", 0, &root, err);
+    /* model_max_length is often 10^30, which is no integer for the parser. */
     if (r >= 0 && config)
-        r = parse(config, config_len, "tokenizer_config.json", &conf, err);
+        r = parse(config, config_len, "tokenizer_config.json", JSON_DECODE_INT_AS_REAL, &conf, err);
     l.root = root;
     return r < 0 ? r : load_root(&l, conf, ret_tokenizer);
 }
 
-int tokenizer_load(const char *path, struct tokenizer **ret_tokenizer, struct error *err)
+void tokenizer_files_free(struct tokenizer_files *files)
 {
-    _cleanup_(buffer_free) struct buffer text = {0}, config = {0};
-    _cleanup_free_ char *file = NULL, *config_file = NULL;
+    buffer_free(&files->json);
+    buffer_free(&files->config);
+}
+
+int tokenizer_read(const char *path, bool config_only, struct tokenizer_files *ret_files,
+                   struct error *err)
+{
+    _cleanup_(tokenizer_files_free) struct tokenizer_files files = {0};
+    _cleanup_free_ char *file = NULL, *config = NULL;
     struct stat st;
     bool dir = !stat(path, &st) && S_ISDIR(st.st_mode);
     file = dir ? x_printf("%s/tokenizer.json", path) : x_strdup(path);
-    config_file = dir ? x_printf("%s/tokenizer_config.json", path) : NULL;
-    int r = read_json_file(file, FILE_MAX, &text, err);
-    if (r >= 0 && dir && !stat(config_file, &st))
-        r = read_json_file(config_file, CONFIG_MAX, &config, err);
+    config = dir ? x_printf("%s/tokenizer_config.json", path) : NULL;
+    int r = config_only ? 0 : read_json_file(file, FILE_MAX, &files.json, err);
+    if (r >= 0 && dir && !stat(config, &st))
+        r = read_json_file(config, CONFIG_MAX, &files.config, err);
     if (r < 0)
         return r;
-    r = tokenizer_load_text(text.data, text.len, config.data, config.len, ret_tokenizer, err);
+    *ret_files = files;
+    files = (struct tokenizer_files){0};
+    return 0;
+}
+
+int tokenizer_load(const char *path, struct tokenizer **ret_tokenizer, struct error *err)
+{
+    _cleanup_(tokenizer_files_free) struct tokenizer_files files = {0};
+    int r = tokenizer_read(path, false, &files, err);
+    if (r < 0)
+        return r;
+    r = tokenizer_load_text(files.json.data, files.json.len, files.config.data, files.config.len,
+                            ret_tokenizer, err);
     return r < 0 ? error_prefix(err, "%s", path) : 0;
 }

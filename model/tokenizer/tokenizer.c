@@ -56,22 +56,37 @@ static int compile_patterns(struct tokenizer *t, struct error *err)
     return 0;
 }
 
-int tokenizer_map(const void *image, size_t len, struct tokenizer **ret_tokenizer,
-                  struct error *err)
+/* A tokenizer on an image that was checked. */
+static int open_image(const void *image, struct tokenizer **ret_tokenizer, struct error *err)
 {
-    int r = image_check(image, len, err);
-    if (r < 0)
-        return r;
     _cleanup_(tokenizer_freep) struct tokenizer *t = mem_alloc(1, sizeof *t);
     if (!t)
         return error_set(err, ENOMEM, "no memory for a tokenizer");
     open_sections(t, image);
     index_added(t);
-    r = compile_patterns(t, err);
+    int r = compile_patterns(t, err);
     if (r < 0)
         return r;
     *ret_tokenizer = TAKE(t);
     return 0;
+}
+
+int tokenizer_map(const void *image, size_t len, struct tokenizer **ret_tokenizer,
+                  struct error *err)
+{
+    int r = image_check(image, len, err);
+    return r < 0 ? r : open_image(image, ret_tokenizer, err);
+}
+
+int tokenizer_take(void *image, size_t len, void (*release)(void *image, size_t len),
+                   struct tokenizer **ret_tokenizer, struct error *err)
+{
+    int r = image_check_frame(image, len, err);
+    if (r >= 0)
+        r = open_image(image, ret_tokenizer, err);
+    if (r >= 0)
+        (*ret_tokenizer)->release = release;
+    return r;
 }
 
 void tokenizer_free(struct tokenizer *t)
@@ -81,7 +96,8 @@ void tokenizer_free(struct tokenizer *t)
     for (size_t i = 0; i < IMAGE_MAX_COMPS; i++)
         regex_free(t->regex[i]);
     scratch_free(atomic_load(&t->spare));
-    free(t->owned);
+    if (t->release)
+        t->release((void *)t->h, t->h->total_len);
     free(t);
 }
 

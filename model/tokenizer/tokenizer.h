@@ -35,6 +35,17 @@ struct tokenizer;
  */
 int tokenizer_load(const char *path, struct tokenizer **ret_tokenizer, struct error *err);
 
+/*
+ * What tokenizer_load reads: the text of tokenizer.json, decompressed, and of tokenizer_config.json
+ * (data NULL: a folder without it, or a file was named). With config_only, json stays empty.
+ */
+struct tokenizer_files {
+    struct buffer json, config;
+};
+int tokenizer_read(const char *path, bool config_only, struct tokenizer_files *ret_files,
+                   struct error *err);
+void tokenizer_files_free(struct tokenizer_files *files); /* idempotent; also a cleanup function */
+
 /* The same from the text of a tokenizer.json; config may be NULL (no tokenizer_config.json). */
 int tokenizer_load_text(const char *json, size_t len, const char *config, size_t config_len,
                         struct tokenizer **ret_tokenizer, struct error *err);
@@ -53,6 +64,14 @@ void tokenizer_image(const struct tokenizer *t, const void **ret_image, size_t *
  */
 int tokenizer_map(const void *image, size_t len, struct tokenizer **ret_tokenizer,
                   struct error *err);
+
+/*
+ * The same on bytes whose checksum somebody has verified just now (a cache): the tables are
+ * believed, so that pages are touched when they are needed; sections and components are checked all
+ * the same. The image becomes the tokenizer's on success: release(image, len) when it is freed.
+ */
+int tokenizer_take(void *image, size_t len, void (*release)(void *image, size_t len),
+                   struct tokenizer **ret_tokenizer, struct error *err);
 
 void tokenizer_free(struct tokenizer *t);
 DEFINE_CLEANUP(struct tokenizer *, tokenizer_free)

@@ -101,7 +101,8 @@ class Gateway(Process):
         before = os.path.getsize(f"{folder}/gateway.log") \
             if os.path.exists(f"{folder}/gateway.log") else 0
         super().__init__([GATEWAY, f"--emberd={socket}", "--listen=127.0.0.1:0",
-                          f"--state-file={folder}/leases", "--log-level=debug", *options],
+                          f"--state-file={folder}/leases",
+                          f"--cache-dir={CACHE or folder + '/cache'}", "--log-level=debug", *options],
                          f"{folder}/gateway.log", env)
 
         def port():
