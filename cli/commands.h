@@ -23,6 +23,7 @@ int run_cache_gc(const struct verb_call *call);
 int run_cache_export(const struct verb_call *call);
 int run_cache_import(const struct verb_call *call);
 int run_bench_spawn(const struct verb_call *call);   /* bench_spawn.c */
+int run_bench_load(const struct verb_call *call);    /* bench_load.c */
 int run_bench_kernels(const struct verb_call *call); /* bench_kernels.c */
 int run_bench_decode(const struct verb_call *call);  /* bench_decode.c */
 int run_bench_prefill(const struct verb_call *call);

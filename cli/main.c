@@ -79,6 +79,8 @@ static const struct verb_option bench_spawn_options[] = {
     {"burst", VALUE_INT, .fallback = "64", .limits = "1..256", .help = "spawns at once"},
     {"dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"},
     {0}};
+static const struct verb_option bench_load_options[] = {
+    {"text", VALUE_PATH, .help = "encode this file instead of Debian's licences"}, {0}};
 static const struct verb_option bench_kernels_options[] = {
     {"model", VALUE_ENUM, .limits = "tiny|0.6B|1.7B|4B", .help = "only this model's shapes"},
     {"kernel", VALUE_STRING, .help = "only kernels whose name begins so"},
@@ -196,6 +198,14 @@ static const struct verb verbs[] = {
      "qwen3-8b; "
      "of a shape a checkpoint with random weights is written first.",
      bench_spawn_options, "bench spawn tiny qwen3-0.6b\t\n", run_bench_spawn},
+    {"bench load", "[DIR|FILE...]",
+     "measure loading a model's parts, against doing it without caches",
+     "DIR is a checkpoint, FILE a tokenizer.json; without one it is the embedded model. Prints "
+     "what "
+     "parsing tokenizer.json takes and what mapping its compiled image from the cache takes, and "
+     "how "
+     "fast one core encodes.",
+     bench_load_options, "bench load models/ember-tiny\t\n", run_bench_load},
     {"bench kernels", "", "measure CPU kernels, specialised against not",
      "Prints each kernel's time and its fraction of the limit measured in the same run.",
      bench_kernels_options, "bench kernels --model 0.6B --kernel attention\t\n", run_bench_kernels},

@@ -372,7 +372,7 @@ class Help(unittest.TestCase):
         page = ctl("--help").stdout
         for verb in ("load", "unload", "models", "spawn", "stop", "ps", "generate", "verify", "cache ls",
                      "cache show", "cache verify", "cache gc", "cache export", "cache import",
-                     "bench spawn", "bench decode", "bench prefill", "status", "synth"):
+                     "bench spawn", "bench decode", "bench prefill", "bench load", "status", "synth"):
             self.assertIn("\n  " + verb, page)
         for verb in ("load", "generate", "verify", "cache ls", "bench spawn", "synth"):
             text = ctl(*verb.split(), "--help").stdout
@@ -392,6 +392,18 @@ class Help(unittest.TestCase):
                 self.assertGreater(rows[what]["value"], 0, what)
                 self.assertGreater(rows[what]["share"], 0, what)
             self.assertIn("attention", rows["kernels, ms a step"]["kernels"])
+        run = ctl("bench", "load", "/nowhere", check=False)
+        self.assertEqual(run.returncode, 4)
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
+            text.write("The quick brown fox jumps over the lazy dog. " * 100)
+            text.flush()
+            row = json.loads(ctl("bench", "load", "--json", f"--text={text.name}", TINY).stdout)[0]
+        self.assertEqual(row["tokenizer"]["vocabulary"], 4096)
+        self.assertGreater(row["tokenizer"]["image_bytes"], 0)
+        self.assertEqual([t["text"] for t in row["tokenizer"]["hard"]],
+                         ["one letter", "spaces", "newlines", "emoji"])
+        for key in ("parse_ms", "map_ms", "map_worst_ms", "english_mb_per_s"):
+            self.assertGreater(row["tokenizer"][key], 0)
         run = ctl("bench", "decode", "/nowhere", check=False)
         self.assertEqual(run.returncode, 4)
         self.assertIn("qwen3-30b-a3b", run.stderr)
