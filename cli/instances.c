@@ -139,6 +139,10 @@ int run_status(const struct verb_call *call)
                                             {"instances_lost", "instances lost", 0},
                                             {"cache_dir", "cache", 0},
                                             {"draining", "draining", 0},
+                                            {"gateway.state", "gateway", 0},
+                                            {"gateway.listen", "gateway listens on", 0},
+                                            {"gateway.restarts", "gateway restarts", 0},
+                                            {"gateway.error", "gateway's last error", 0},
                                             {0}};
     _cleanup_(control_freep) struct control *control = NULL;
     Ember__V1__GetStatusRequest request = EMBER__V1__GET_STATUS_REQUEST__INIT;

@@ -193,6 +193,7 @@ static void exec_emberd(const struct lab *lab, const char *program,
     args[n++] = x_printf("--default-model=%s", options->model);
     args[n++] = x_printf("--standby=%u", options->standby);
     args[n++] = x_printf("--standby-max=%u", options->standby > 8 ? options->standby : 8);
+    args[n++] = "--no-gateway";
     args[n++] = getenv("EMBER_LAB_LOG") ? "--log-level=debug" : "--log-level=error";
     if (options->kv_bytes)
         args[n++] = x_printf("--kv-bytes=%llu", (unsigned long long)options->kv_bytes);

@@ -263,10 +263,8 @@ int main(int argc, char **argv)
         fputs(text.data, stdout);
         return CLI_OK;
     }
-    if (r < 0) {
-        fprintf(stderr, "emberctl: %s\n", error_text(&err));
-        return CLI_USAGE;
-    }
+    if (r < 0)
+        return cli_fail_usage(argc, argv, &err);
     int status = call->verb->run(call);
     if ((fflush(stdout) || ferror(stdout)) && status == CLI_OK) {
         fprintf(stderr, "emberctl: standard output: not everything could be written\n");

@@ -162,6 +162,18 @@ int cli_print_list(const struct verb_call *call, json_t *list, const struct colu
     return CLI_OK;
 }
 
+/* "a.b" is b of the object a. */
+static const json_t *at_key(const json_t *object, const char *key)
+{
+    const char *dot = strchr(key, '.');
+    char first[64];
+
+    if (!dot || (size_t)(dot - key) >= sizeof first)
+        return json_object_get(object, key);
+    snprintf(first, sizeof first, "%.*s", (int)(dot - key), key);
+    return at_key(json_object_get(object, first), dot + 1);
+}
+
 int cli_print_object(const struct verb_call *call, json_t *object, const struct column *columns)
 {
     char text[512];
@@ -174,7 +186,7 @@ int cli_print_object(const struct verb_call *call, json_t *object, const struct 
     for (int c = 0; columns[c].key; c++)
         widest = widest > width(columns[c].title) ? widest : width(columns[c].title);
     for (int c = 0; columns[c].key; c++) {
-        cell(json_object_get(object, columns[c].key), columns[c].kind, text, sizeof text);
+        cell(at_key(object, columns[c].key), columns[c].kind, text, sizeof text);
         pad(columns[c].title, widest, false);
         printf("  %s\n", text);
     }
@@ -199,18 +211,34 @@ static int exit_of(int code)
     }
 }
 
+static void say_error(bool as_json, const struct error *err)
+{
+    if (!as_json) {
+        fprintf(stderr, "emberctl: %s\n", error_text(err));
+        return;
+    }
+    json_t *json =
+        json_pack("{s:{s:i,s:s}}", "error", "errno", -err->code, "text", error_text(err));
+    json_dumpf(json, stderr, JSON_INDENT(2));
+    fputc('\n', stderr);
+    json_decref(json);
+}
+
 int cli_fail(const struct verb_call *call, const struct error *err)
 {
-    if (cli_json(call)) {
-        json_t *json =
-            json_pack("{s:{s:i,s:s}}", "error", "errno", -err->code, "text", error_text(err));
-        json_dumpf(json, stderr, JSON_INDENT(2));
-        fputc('\n', stderr);
-        json_decref(json);
-    } else {
-        fprintf(stderr, "emberctl: %s\n", error_text(err));
-    }
+    say_error(cli_json(call), err);
     return exit_of(err->code);
+}
+
+/* The words have not become a call, so --json is looked for among them. */
+int cli_fail_usage(int argc, char **argv, const struct error *err)
+{
+    bool as_json = false;
+
+    for (int i = 1; i < argc && strcmp(argv[i], "--"); i++)
+        as_json |= !strcmp(argv[i], "--json");
+    say_error(as_json, err);
+    return CLI_USAGE;
 }
 
 void progress_begin(struct progress *p, const struct verb_call *call, const char *label)

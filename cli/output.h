@@ -34,7 +34,7 @@ enum column_kind {
 };
 
 struct column {
-    const char *key, *title; /* key NULL ends the list */
+    const char *key, *title; /* key NULL ends the list; "a.b" is b of the object a */
     enum column_kind kind;
 };
 
@@ -56,6 +56,8 @@ void cli_print_json(json_t *value);
 /* Prints the error (as {"error": {...}} with --json) to stderr; returns the exit code it maps to.
  */
 int cli_fail(const struct verb_call *call, const struct error *err);
+/* The same for a command line that verb_parse has refused; returns CLI_USAGE. */
+int cli_fail_usage(int argc, char **argv, const struct error *err);
 
 /* "1.2 GiB", "3.4 ms": into buf, returned. */
 const char *cli_bytes(uint64_t bytes, char buf[24]);

@@ -93,48 +93,77 @@ static void one_model(struct gw *gw, struct http_request *http, struct buffer *o
     reply_json(http, out);
 }
 
-/* Sleep: instances are drained and given back; requests wait until somebody wakes it up. */
-static void set_asleep(struct gw *gw, bool asleep)
+/*
+ * Which models a request means: ?model=NAME, or all. False: no such model; the reply has been sent.
+ * *ret NULL: all.
+ */
+static bool chosen(struct gw *gw, struct http_request *http, struct gw_model **ret)
 {
-    struct gw_model *model;
+    char name[256] = "";
+
+    *ret = NULL;
+    if (!http_query(http, "model", name, sizeof name))
+        return true;
+    *ret = fleet_find(gw, name);
+    if (!*ret)
+        http_fail(http, 404, NULL, "model_not_found", "model", 0, "The model does not exist.");
+    return *ret != NULL;
+}
+
+/* Sleep: instances are drained and given back; requests wait until somebody wakes it up. */
+static void set_asleep(struct gw *gw, struct http_request *http, bool asleep)
+{
+    struct gw_model *model, *one;
     struct conn *conn;
 
+    if (!chosen(gw, http, &one))
+        return;
     TAILQ_FOREACH(model, &gw->models, link)
     {
+        if (one && model != one)
+            continue;
         model->asleep = asleep;
         TAILQ_FOREACH(conn, &model->conns, link)
         if (asleep && conn->sched)
             sched_instance_drain(conn->sched);
     }
     gw_pump(gw);
+    http_reply(http, 200, NULL, NULL, 0);
 }
 
 static void sleep_route(struct gw *gw, struct http_request *http, struct buffer *out)
 {
-    set_asleep(gw, true);
-    http_reply(http, 200, NULL, NULL, 0);
+    set_asleep(gw, http, true);
 }
 
 static void wake_route(struct gw *gw, struct http_request *http, struct buffer *out)
 {
-    set_asleep(gw, false);
-    http_reply(http, 200, NULL, NULL, 0);
+    set_asleep(gw, http, false);
 }
 
 static void reset_cache(struct gw *gw, struct http_request *http, struct buffer *out)
 {
-    gw->cache_epoch++;
+    struct gw_model *model, *one;
+
+    if (!chosen(gw, http, &one))
+        return;
+    TAILQ_FOREACH(model, &gw->models, link)
+    if (!one || model == one)
+        model->cache_epoch++;
     http_reply(http, 200, NULL, NULL, 0);
 }
 
 /* Asleep means no instance runs any more, not that somebody has asked for it. */
 static void is_sleeping(struct gw *gw, struct http_request *http, struct buffer *out)
 {
-    const struct gw_model *model;
+    struct gw_model *model, *one;
     bool asleep = false;
 
+    if (!chosen(gw, http, &one))
+        return;
     TAILQ_FOREACH(model, &gw->models, link)
-    asleep |= model->asleep && TAILQ_EMPTY(&model->conns);
+    if (!one || model == one)
+        asleep |= model->asleep && TAILQ_EMPTY(&model->conns);
     js_raw(out, "{\"is_sleeping\":");
     js_bool(out, asleep);
     js_raw(out, "}");
@@ -159,13 +188,29 @@ static const struct route {
     {"POST", "/reset_prefix_cache", true, reset_cache},
 };
 
+/* What may be done with a path, for Allow. */
+static void methods_of(const struct gw *gw, const char *path, char *text, size_t room)
+{
+    *text = 0;
+    for (size_t i = 0; i < ARRAY_LEN(routes); i++) {
+        if (strcmp(path, routes[i].path) || (routes[i].admin && !gw->options.admin))
+            continue;
+        size_t n = strlen(text);
+        snprintf(text + n, room - n, "%s, ",
+                 strcmp(routes[i].method, "GET") ? routes[i].method : "GET, HEAD");
+    }
+    size_t n = strlen(text);
+    snprintf(text + n, room - n, "OPTIONS");
+}
+
 bool admin_handle(struct gw *gw, struct http_request *http)
 {
     const char *path = http_path(http), *method = http_method(http);
+    char allow[64] = "GET, HEAD, OPTIONS";
+    bool one = !strncmp(path, "/v1/models/", strlen("/v1/models/")), known = one;
     struct buffer out = {0};
-    bool known = false;
 
-    if (!strncmp(path, "/v1/models/", strlen("/v1/models/")) && !strcmp(method, "GET")) {
+    if (one && !strcmp(method, "GET")) {
         one_model(gw, http, &out);
         buffer_free(&out);
         return true;
@@ -180,7 +225,10 @@ bool admin_handle(struct gw *gw, struct http_request *http)
         buffer_free(&out);
         return true;
     }
-    if (known)
-        http_fail(http, 405, NULL, NULL, NULL, 0, "Method Not Allowed");
-    return known;
+    if (!known)
+        return false;
+    if (!one)
+        methods_of(gw, path, allow, sizeof allow);
+    http_not_allowed(http, allow);
+    return true;
 }

@@ -425,7 +425,9 @@ static void on_spawn_done(struct grpc_client_call *call, enum grpc_status status
         log_warn("no instance", "model=%s status=%s error=\"%s\"", model->name,
                  grpc_status_name(status), text);
         back_off(model);
-        if (is_final(status) && TAILQ_EMPTY(&model->conns))
+        if (model->gw->draining)
+            fleet_drain(model->gw);
+        else if (is_final(status) && TAILQ_EMPTY(&model->conns))
             request_fail_all(model, UINT64_MAX, status == GRPC_NOT_FOUND ? 404 : 503, 0, text);
     }
     gw_pump(model->gw);
@@ -512,6 +514,15 @@ void fleet_check(struct gw *gw)
             request_fail_all(model, now - limit, 503, 1,
                              "No instance of the model could be had in time.");
     }
+}
+
+void fleet_drain(struct gw *gw)
+{
+    struct gw_model *model;
+
+    TAILQ_FOREACH(model, &gw->models, link)
+    if (TAILQ_EMPTY(&model->conns) && !model->starting)
+        request_fail_all(model, UINT64_MAX, 503, 1, "The server is shutting down.");
 }
 
 static bool end_failed(struct gw *gw)

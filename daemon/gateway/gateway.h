@@ -62,8 +62,9 @@ struct gw_model {
     unsigned starting; /* spawns under way */
     uint64_t retry_ns; /* no spawn before; after a failure */
     uint64_t retry_delay;
-    uint64_t driven_ns; /* when it last had an instance */
-    bool asleep;        /* /sleep: no instance is wanted */
+    uint64_t driven_ns;   /* when it last had an instance */
+    unsigned cache_epoch; /* part of every salt: another one forgets the prefix cache */
+    bool asleep;          /* /sleep: no instance is wanted */
     /* What emberd said last. */
     int warmth;
     uint64_t weights_bytes;
@@ -83,10 +84,9 @@ struct gw {
     struct fleet *fleet;
     struct gw_models models;
     struct gw_jobs jobs;
-    struct event *pump, *tick, *second;
-    unsigned n_jobs, n_running; /* running: handed to the scheduler */
+    struct event *pump, *tick, *second, *link; /* link: to emberd, when it has started us */
+    unsigned n_jobs, n_running;                /* running: handed to the scheduler */
     uint64_t started_ns, drain_until;
-    unsigned cache_epoch; /* part of every salt: another one forgets the prefix cache */
     bool draining;
 };
 
@@ -129,6 +129,8 @@ void fleet_run(struct gw *gw);
 void fleet_stalled(struct conn *conn);
 /* Called every half second: requests whose model has had no instance for too long fail. */
 void fleet_check(struct gw *gw);
+/* Draining has begun: requests whose model has no instance, and will have none, end. */
+void fleet_drain(struct gw *gw);
 /* emberd answered lately. */
 bool fleet_connected(const struct gw *gw);
 

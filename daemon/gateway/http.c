@@ -13,7 +13,6 @@
 #include <event2/bufferevent.h>
 #include <event2/http.h>
 #include <event2/keyvalq_struct.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
 #include <strings.h>
@@ -23,10 +22,17 @@
 #include "base/digest.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "daemon/address.h"
+#include "daemon/gateway/guard.h"
 #include "daemon/gateway/json.h"
+#include "daemon/gateway/keys.h"
+#include "daemon/gateway/tls.h"
 
-#define KEYS_FILE_MAX (1u << 20)
-#define METHODS (EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD | EVHTTP_REQ_OPTIONS)
+/* All of them come to us: a 405 of ours is better than a 501 of evhttp's. */
+#define METHODS                                                                                    \
+    (EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD | EVHTTP_REQ_OPTIONS | EVHTTP_REQ_PUT |    \
+     EVHTTP_REQ_DELETE | EVHTTP_REQ_PATCH | EVHTTP_REQ_TRACE | EVHTTP_REQ_CONNECT)
+#define SWEEP_US 250000
 
 struct http_server {
     const struct gateway_options *options;
@@ -34,9 +40,12 @@ struct http_server {
     struct evhttp *http;
     http_handler handler;
     void *ctx;
-    char **keys;
-    size_t n_keys;
-    unsigned port, active;
+    struct keys *keys; /* NULL: everybody may ask */
+    struct tls *tls;   /* NULL: plain HTTP */
+    struct guard *guard;
+    struct event *sweep;
+    char address[ADDRESS_TEXT_MAX];
+    unsigned active;
 };
 
 struct http_request {
@@ -48,56 +57,6 @@ struct http_request {
     void (*gone)(void *user);
     void *user;
 };
-
-/* ---- keys ---- */
-
-static int read_keys(struct http_server *server, const char *path, struct error *err)
-{
-    _cleanup_free_ char *text = NULL;
-    char *save = NULL;
-    size_t len, room = 1;
-
-    int r = fd_read_file(path, KEYS_FILE_MAX, &text, &len, err);
-    if (r < 0)
-        return error_prefix(err, "api_keys");
-    for (size_t i = 0; i < len; i++)
-        room += text[i] == '\n';
-    server->keys = x_alloc(room * sizeof *server->keys);
-    for (char *line = strtok_r(text, "\r\n", &save); line; line = strtok_r(NULL, "\r\n", &save)) {
-        line += strspn(line, " \t");
-        line[strcspn(line, " \t")] = 0;
-        if (*line && *line != '#')
-            server->keys[server->n_keys++] = x_strdup(line);
-    }
-    if (!server->n_keys)
-        return error_set(err, EINVAL, "%s: no API key in it: nobody could ask anything", path);
-    return 0;
-}
-
-/* In a time that depends on lengths alone. */
-static bool same(const char *key, const char *given, size_t n)
-{
-    size_t len = strlen(key);
-    unsigned difference = len != n;
-
-    for (size_t i = 0; i < len; i++)
-        difference |= (unsigned char)key[i] ^ (unsigned char)(n ? given[i % n] : 0);
-    return !difference;
-}
-
-/* The key's number from 1 on, 0: none of ours. Every key is compared, whichever it is. */
-static size_t find_key(const struct http_server *server, const char *header)
-{
-    size_t found = 0;
-
-    if (!header || strncasecmp(header, "Bearer ", 7))
-        return 0;
-    header += 7 + strspn(header + 7, " ");
-    for (size_t i = 0; i < server->n_keys; i++)
-        if (same(server->keys[i], header, strlen(header)))
-            found = i + 1;
-    return found;
-}
 
 /* ---- a request's life ---- */
 
@@ -154,10 +113,9 @@ static void on_connection_closed(struct evhttp_connection *connection, void *arg
 static void watch(struct http_request *request)
 {
     struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
-    int fd = bufferevent_getfd(evhttp_connection_get_bufferevent(connection));
+    int fd = bufferevent_getfd(evhttp_connection_get_bufferevent(connection)), on = 1;
 
-    int on = 1;
-
+    guard_arrived(request->server->guard, fd);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* pieces of a stream go at once */
     evhttp_connection_set_closecb(connection, on_connection_closed, request);
     request->closed = event_new(request->server->base, fd, EV_CLOSED, on_closed, request);
@@ -260,9 +218,9 @@ static void on_request(struct evhttp_request *ev, void *arg)
         http_reply(request, 204, NULL, NULL, 0);
         return;
     }
-    if (server->n_keys)
-        key = find_key(server, in_header(request, "Authorization"));
-    if (server->n_keys && !key && !is_public(http_path(request))) {
+    if (server->keys)
+        key = keys_find(server->keys, in_header(request, "Authorization"));
+    if (server->keys && !key && !is_public(http_path(request))) {
         http_fail(request, 401, NULL, "invalid_api_key", NULL, 0,
                   in_header(request, "Authorization")
                       ? "Incorrect API key provided."
@@ -276,58 +234,111 @@ static void on_request(struct evhttp_request *ev, void *arg)
 
 /* ---- the server ---- */
 
-static int listen_on(struct http_server *server, const char *where, struct error *err)
+/* What is read from files: keys and certificates. Nothing changes unless all of it is good. */
+static int read_files(struct http_server *server, struct error *err)
 {
-    const char *colon = strrchr(where, ':');
-    char host[256], *end;
-    struct sockaddr_storage address;
-    socklen_t len = sizeof address;
+    const struct gateway_options *o = server->options;
+    struct keys *keys = NULL;
+    struct tls *tls = NULL;
+    int r = 0;
 
-    if (!colon || (size_t)(colon - where) >= sizeof host)
-        return error_set(err, EINVAL, "listen = %s: write host:port", where);
-    unsigned long port = strtoul(colon + 1, &end, 10);
-    if (!colon[1] || *end || port > 65535)
-        return error_set(err, EINVAL, "listen = %s: \"%s\" is not a port", where, colon + 1);
-    snprintf(host, sizeof host, "%.*s", (int)(colon - where), where);
-    if (*host == '[' && host[strlen(host) - 1] == ']') {
-        memmove(host, host + 1, strlen(host));
-        host[strlen(host) - 1] = 0;
+    if (!*o->tls_certificate != !*o->tls_key)
+        r = error_set(err, EINVAL, "tls_certificate and tls_key belong together: %s is missing",
+                      *o->tls_key ? "tls_certificate" : "tls_key");
+    if (r == 0 && *o->api_keys)
+        r = keys_read(o->api_keys, &keys, err);
+    if (r == 0 && *o->tls_key)
+        r = tls_new(o->tls_certificate, o->tls_key, &tls, err);
+    if (r < 0) {
+        keys_free(keys);
+        return r;
     }
-    errno = 0;
-    struct evhttp_bound_socket *bound =
-        evhttp_bind_socket_with_handle(server->http, *host ? host : "0.0.0.0", (uint16_t)port);
-    if (!bound)
-        return error_sys(err, errno ? errno : EADDRNOTAVAIL, "cannot listen on %s", where);
-    if (getsockname(evhttp_bound_socket_get_fd(bound), (struct sockaddr *)&address, &len) < 0)
-        return error_sys(err, errno, "listening socket");
-    server->port =
-        ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
-                                            : ((struct sockaddr_in *)&address)->sin_port);
+    keys_free(server->keys);
+    tls_free(server->tls);
+    server->keys = keys;
+    server->tls = tls;
     return 0;
 }
 
-int http_server_new(struct event_base *base, const struct gateway_options *options,
+int http_server_reload(struct http_server *server, struct error *err)
+{
+    return read_files(server, err);
+}
+
+/* For each new connection, before evhttp gives it its socket. */
+static struct bufferevent *on_connection(struct event_base *base, void *arg)
+{
+    struct http_server *server = arg;
+    struct bufferevent *bev = server->tls ? tls_bufferevent(server->tls, base)
+                                          : bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE);
+
+    if (bev)
+        guard_watch(server->guard, bev);
+    return bev;
+}
+
+static void on_sweep(int fd, short what, void *arg)
+{
+    struct http_server *server = arg;
+    unsigned n = guard_sweep(server->guard, clock_ns(), server->options->request_timeout);
+
+    if (n)
+        log_info("slow clients dropped", "count=%u", n);
+}
+
+static int listen_on(struct http_server *server, int fd, struct error *err)
+{
+    if (fd < 0)
+        fd = address_listen(server->options->listen, err);
+    if (fd < 0)
+        return fd;
+    address_of(fd, server->address);
+    if (!evhttp_accept_socket_with_handle(server->http, fd)) {
+        fd_close(fd);
+        return error_set(err, ENOMEM, "cannot accept connections on %s", server->address);
+    }
+    return 0;
+}
+
+static void set_up(struct http_server *server)
+{
+    const struct gateway_options *o = server->options;
+    struct timeval limit = {(time_t)(o->client_timeout / 1000000000u), 0};
+    static const struct timeval often = {0, SWEEP_US};
+
+    evhttp_set_allowed_methods(server->http, METHODS);
+    evhttp_set_max_body_size(server->http, (ssize_t)o->max_body);
+    evhttp_set_max_headers_size(server->http, (ssize_t)o->max_headers);
+    evhttp_set_flags(server->http, EVHTTP_SERVER_LINGERING_CLOSE);
+    evhttp_set_default_content_type(server->http, NULL);
+    evhttp_set_timeout_tv(server->http, &limit);
+    evhttp_set_gencb(server->http, on_request, server);
+    evhttp_set_bevcb(server->http, on_connection, server);
+    event_add(server->sweep, &often);
+}
+
+int http_server_new(struct event_base *base, const struct gateway_options *options, int listen_fd,
                     http_handler handler, void *ctx, struct http_server **ret, struct error *err)
 {
     struct http_server *server = x_alloc(sizeof *server);
-    struct timeval limit = {(time_t)(options->client_timeout / 1000000000u), 0};
     int r = 0;
 
-    *server = (struct http_server){
-        .options = options, .base = base, .handler = handler, .ctx = ctx, .http = evhttp_new(base)};
-    if (!server->http)
+    *server = (struct http_server){.options = options,
+                                   .base = base,
+                                   .handler = handler,
+                                   .ctx = ctx,
+                                   .guard = guard_new(),
+                                   .http = evhttp_new(base)};
+    server->sweep = event_new(base, -1, EV_PERSIST, on_sweep, server);
+    if (!server->http || !server->sweep)
         r = error_set(err, ENOMEM, "no memory for the HTTP server");
-    if (r == 0 && *options->api_keys)
-        r = read_keys(server, options->api_keys, err);
+    if (r == 0)
+        r = read_files(server, err);
     if (r == 0) {
-        evhttp_set_allowed_methods(server->http, METHODS);
-        evhttp_set_max_body_size(server->http, (ssize_t)options->max_body);
-        evhttp_set_max_headers_size(server->http, (ssize_t)options->max_headers);
-        evhttp_set_default_content_type(server->http, NULL);
-        evhttp_set_timeout_tv(server->http, &limit);
-        evhttp_set_gencb(server->http, on_request, server);
-        r = listen_on(server, options->listen, err);
+        set_up(server);
+        r = listen_on(server, TAKE_FD(listen_fd), err);
     }
+    fd_close(listen_fd);
     if (r < 0)
         http_server_free(server);
     else
@@ -341,15 +352,17 @@ void http_server_free(struct http_server *server)
         return;
     if (server->http)
         evhttp_free(server->http);
-    for (size_t i = 0; i < server->n_keys; i++)
-        free(server->keys[i]);
-    free(server->keys);
+    if (server->sweep)
+        event_free(server->sweep);
+    guard_free(server->guard);
+    keys_free(server->keys);
+    tls_free(server->tls);
     free(server);
 }
 
-unsigned http_server_port(const struct http_server *server)
+const char *http_server_address(const struct http_server *server)
 {
-    return server->port;
+    return server->address;
 }
 
 unsigned http_server_active(const struct http_server *server)
@@ -365,8 +378,10 @@ const char *http_method(const struct http_request *request)
     case EVHTTP_REQ_GET:
     case EVHTTP_REQ_HEAD:
         return "GET";
-    default:
+    case EVHTTP_REQ_POST:
         return "POST";
+    default:
+        return "another";
     }
 }
 
@@ -374,6 +389,21 @@ const char *http_path(const struct http_request *request)
 {
     const char *path = evhttp_uri_get_path(evhttp_request_get_evhttp_uri(request->ev));
     return path ? path : "/";
+}
+
+bool http_query(const struct http_request *request, const char *name, char *ret, size_t room)
+{
+    const char *query = evhttp_uri_get_query(evhttp_request_get_evhttp_uri(request->ev));
+    struct evkeyvalq pairs = {0};
+
+    if (!query || evhttp_parse_query_str(query, &pairs) < 0)
+        return false;
+    const char *value = evhttp_find_header(&pairs, name);
+    bool fits = value && strlen(value) < room;
+    if (fits)
+        strcpy(ret, value);
+    evhttp_clear_headers(&pairs);
+    return fits;
 }
 
 const char *http_id(const struct http_request *request)
@@ -428,8 +458,13 @@ void http_reply(struct http_request *request, int status, const char *type, cons
 
     if (type)
         http_header(request, "Content-Type", type);
-    if (len)
+    if (evhttp_request_get_command(ev) == EVHTTP_REQ_HEAD) { /* the length alone */
+        char length[24];
+        snprintf(length, sizeof length, "%zu", len);
+        http_header(request, "Content-Length", length);
+    } else if (len) {
         evbuffer_add(out, body, len);
+    }
     detach(request);
     request_free(request);
     evhttp_send_reply(ev, status, NULL, NULL);
@@ -482,6 +517,15 @@ void http_fail(struct http_request *request, int status, const char *type, const
     http_error_json(&out, status, type, code, param, text);
     http_reply(request, status, "application/json", out.data, out.len);
     buffer_free(&out);
+}
+
+void http_not_allowed(struct http_request *request, const char *allow)
+{
+    char text[96];
+
+    http_header(request, "Allow", allow);
+    snprintf(text, sizeof text, "Method Not Allowed: use %s.", allow);
+    http_fail(request, 405, NULL, NULL, NULL, 0, text);
 }
 
 void http_stream_begin(struct http_request *request)

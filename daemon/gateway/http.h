@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The HTTP server: evhttp with what it lacks. Limits on headers, bodies, slow clients and slow
+ * The HTTP server: evhttp with what it lacks. TLS; limits on headers, bodies, slow clients and slow
  * readers; clients that go away are noticed while their request is worked on; API keys; CORS;
- * request ids in and out. HTTP/1.1 without TLS: put a proxy in front, or serve loopback only.
+ * request ids in and out. HTTP/1.1.
  *
  * Every request ends by exactly one of http_reply, http_stream_end, http_abort, or `gone`.
  */
@@ -12,6 +12,7 @@
 #include <event2/event.h>
 #include <stdbool.h>
 
+#include "base/error.h"
 #include "base/mem.h"
 #include "daemon/gateway/options.h"
 
@@ -21,17 +22,22 @@ struct http_request;
 /* A request whose headers and body are complete, past key and CORS. */
 typedef void (*http_handler)(void *ctx, struct http_request *request);
 
-int http_server_new(struct event_base *base, const struct gateway_options *options,
+/* Serves on listen_fd, a listening socket that it takes; -1: on options->listen. */
+int http_server_new(struct event_base *base, const struct gateway_options *options, int listen_fd,
                     http_handler handler, void *ctx, struct http_server **ret, struct error *err);
 void http_server_free(struct http_server *server);
-/* The port that is listened on. */
-unsigned http_server_port(const struct http_server *server);
+/* Reads keys and certificates again; on failure the old ones stay. */
+int http_server_reload(struct http_server *server, struct error *err);
+/* host:port that is listened on. */
+const char *http_server_address(const struct http_server *server);
 /* Requests that have not ended. */
 unsigned http_server_active(const struct http_server *server);
 
-/* "GET", "POST", ...; and the path without the query. */
+/* "GET" (HEAD as well), "POST" or "another"; and the path without the query. */
 const char *http_method(const struct http_request *request);
 const char *http_path(const struct http_request *request);
+/* The query's first value of that name, decoded; false when there is none or it does not fit. */
+bool http_query(const struct http_request *request, const char *name, char *ret, size_t room);
 /* The client's id, or ours: at most 64 printable characters. */
 const char *http_id(const struct http_request *request);
 /* Whom the request counts for in the queue: its API key, or its address. */
@@ -53,6 +59,8 @@ void http_reply(struct http_request *request, int status, const char *type, cons
  */
 void http_fail(struct http_request *request, int status, const char *type, const char *code,
                const char *param, unsigned retry_s, const char *text);
+/* 405 with the methods that are allowed; the request is gone. */
+void http_not_allowed(struct http_request *request, const char *allow);
 /* The error object alone, as http_fail and a stream's last words have it. */
 void http_error_json(struct buffer *out, int status, const char *type, const char *code,
                      const char *param, const char *text);

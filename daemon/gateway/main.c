@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ember-gateway: start, the pump, signals, draining, stop. */
+/*
+ * ember-gateway: start, the pump, signals, draining, stop.
+ *
+ * emberd starts it as "ember-gateway --from-emberd", with the link of daemon/link.h as descriptor
+ * 3: options and the listening socket come over it, READY goes back, its end means: drain and exit.
+ */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -11,6 +17,8 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "daemon/gateway/gateway.h"
+#include "daemon/link.h"
+#include "ember/v1/internal.pb-c.h"
 
 #define SECOND_EVERY_US 500000
 #define LIST_EVERY 4 /* of those half seconds */
@@ -67,20 +75,166 @@ static void on_second(int fd, short what, void *arg)
 
 /* ---- signals ---- */
 
-static void on_stop(int fd, short what, void *arg)
+static void drain(struct gw *gw)
 {
-    struct gw *gw = arg;
-
-    if (gw->draining) { /* asked twice: now */
-        event_base_loopbreak(gw->base);
-        return;
-    }
     gw->draining = true;
     gw->drain_until = clock_ns() + gw->options.drain_timeout;
     log_info("shutting down", "requests=%u", gw->n_jobs);
     sd_notify(0, "STOPPING=1");
+    fleet_drain(gw);
     gw_pump(gw);
 }
+
+static void on_stop(int fd, short what, void *arg)
+{
+    struct gw *gw = arg;
+
+    if (gw->draining) /* asked twice: now */
+        event_base_loopbreak(gw->base);
+    else
+        drain(gw);
+}
+
+/* ---- where the options come from ---- */
+
+/* The words of the command line, or of emberd's last message. */
+static struct {
+    int argc;
+    char **argv;
+    ProtobufCMessage *owner; /* of argv's words, when they are emberd's */
+    bool linked;
+} source;
+
+/* Takes over the options of a message as a command line. */
+static void take_options(ProtobufCMessage *message, char **options, size_t n)
+{
+    char **argv = x_alloc((n + 2) * sizeof *argv);
+
+    argv[0] = "ember-gateway";
+    memcpy(argv + 1, options, n * sizeof *argv);
+    if (source.owner) {
+        protobuf_c_message_free_unpacked(source.owner, NULL);
+        free(source.argv);
+    }
+    source.argc = (int)n + 1;
+    source.argv = argv;
+    source.owner = message;
+}
+
+static void differs(const struct config_key *key, void *context)
+{
+    if (key->change == CONFIG_RESTART)
+        log_warn("configuration change needs a restart", "key=%s.%s", key->section, key->name);
+    else
+        log_info("configuration changed", "key=%s.%s", key->section, key->name);
+}
+
+static void reload(struct gw *gw)
+{
+    struct gateway_options fresh = {0};
+    struct error err = {0};
+
+    int r = config_read(&gateway_program, source.argc, source.argv, &fresh, &err);
+    if (r == 0)
+        config_reload(&gateway_program, &gw->options, &fresh, differs, NULL);
+    config_free(&gateway_program, &fresh);
+    if (r == 0)
+        r = http_server_reload(gw->http, &err);
+    if (r < 0)
+        log_error("configuration not reloaded", "error=\"%s\"", err.text);
+    else
+        log_info("configuration reloaded", "");
+    log_init("ember-gateway", gateway_log_level(&gw->options));
+}
+
+static void on_reload(int fd, short what, void *arg)
+{
+    char text[64];
+
+    snprintf(text, sizeof text, "RELOADING=1\nMONOTONIC_USEC=%llu",
+             (unsigned long long)(clock_ns() / 1000));
+    sd_notify(0, text);
+    reload(arg);
+    sd_notify(0, "READY=1");
+}
+
+/* ---- the link to emberd ---- */
+
+static void say(const struct error *failed)
+{
+    Ember__V1__FromGateway message = EMBER__V1__FROM_GATEWAY__INIT;
+    Ember__V1__GatewayReady ready = EMBER__V1__GATEWAY_READY__INIT;
+    Ember__V1__ChildFailed words = EMBER__V1__CHILD_FAILED__INIT;
+
+    if (!source.linked)
+        return;
+    message.kind_case =
+        failed ? EMBER__V1__FROM_GATEWAY__KIND_FAILED : EMBER__V1__FROM_GATEWAY__KIND_READY;
+    if (failed) {
+        words.error = -failed->code;
+        words.text = (char *)error_text(failed);
+        message.failed = &words;
+    } else {
+        message.ready = &ready;
+    }
+    link_send(LINK_FD, &message.base, NULL, 0);
+}
+
+static int receive_start(int *ret_listen_fd, struct error *err)
+{
+    ProtobufCMessage *message;
+    int fd = -1;
+    size_t n_fds = 1;
+
+    fcntl(LINK_FD, F_SETFD, FD_CLOEXEC);
+    int r = link_recv(LINK_FD, &ember__v1__to_gateway__descriptor, &message, &fd, &n_fds);
+    if (r != 0)
+        return error_sys(err, r < 0 ? -r : EPROTO, "no options from emberd");
+    const Ember__V1__ToGateway *to = (const void *)message;
+    if (to->kind_case != EMBER__V1__TO_GATEWAY__KIND_START || n_fds != 1) {
+        protobuf_c_message_free_unpacked(message, NULL);
+        fd_close(fd);
+        return error_set(err, EPROTO, "expected GatewayStart with a socket");
+    }
+    take_options(message, to->start->options, to->start->n_options);
+    *ret_listen_fd = fd;
+    return 0;
+}
+
+static void on_link(int fd, short what, void *arg)
+{
+    struct gw *gw = arg;
+    ProtobufCMessage *message;
+    size_t n_fds = 0;
+
+    int r = link_recv(LINK_FD, &ember__v1__to_gateway__descriptor, &message, NULL, &n_fds);
+    if (r == 1)
+        return;
+    if (r < 0) {
+        event_del(gw->link);
+        if (!gw->draining)
+            drain(gw);
+        return;
+    }
+    const Ember__V1__ToGateway *to = (const void *)message;
+    if (to->kind_case != EMBER__V1__TO_GATEWAY__KIND_RELOAD) {
+        protobuf_c_message_free_unpacked(message, NULL);
+        return;
+    }
+    take_options(message, to->reload->options, to->reload->n_options);
+    reload(gw);
+}
+
+static void watch_link(struct gw *gw)
+{
+    if (!source.linked)
+        return;
+    fcntl(LINK_FD, F_SETFL, fcntl(LINK_FD, F_GETFL) | O_NONBLOCK);
+    gw->link = event_new(gw->base, LINK_FD, EV_READ | EV_PERSIST, on_link, gw);
+    event_add(gw->link, NULL);
+}
+
+/* ---- start and end ---- */
 
 static int make_scheduler(struct gw *gw, struct error *err)
 {
@@ -100,7 +254,7 @@ static void open_cache(struct gw *gw)
         log_warn("no cache: tokenizers are parsed at each start", "error=\"%s\"", err.text);
 }
 
-static int start(struct gw *gw, struct error *err)
+static int start(struct gw *gw, int listen_fd, struct error *err)
 {
     struct timeval half = {0, SECOND_EVERY_US};
 
@@ -115,7 +269,9 @@ static int start(struct gw *gw, struct error *err)
     if (r == 0)
         r = work_pool_new(gw->base, (unsigned)gw->options.workers, &gw->work, err);
     if (r == 0)
-        r = http_server_new(gw->base, &gw->options, request_handle, gw, &gw->http, err);
+        r = http_server_new(gw->base, &gw->options, TAKE_FD(listen_fd), request_handle, gw,
+                            &gw->http, err);
+    fd_close(listen_fd);
     if (r == 0)
         r = fleet_new(gw, err);
     if (r == 0)
@@ -130,7 +286,7 @@ static void finish(struct gw *gw)
     fleet_free(gw->fleet);
     sched_free(gw->sched);
     http_server_free(gw->http);
-    struct event *events[] = {gw->pump, gw->tick, gw->second};
+    struct event *events[] = {gw->pump, gw->tick, gw->second, gw->link};
     for (size_t i = 0; i < ARRAY_LEN(events); i++)
         if (events[i])
             event_free(events[i]);
@@ -138,26 +294,37 @@ static void finish(struct gw *gw)
         event_base_free(gw->base);
     cache_close(gw->cache);
     config_free(&gateway_program, &gw->options);
+    if (source.owner) {
+        protobuf_c_message_free_unpacked(source.owner, NULL);
+        free(source.argv);
+    }
 }
 
-static int run(struct gw *gw)
+static int run(struct gw *gw, int listen_fd)
 {
-    static const int numbers[] = {SIGTERM, SIGINT};
-    struct event *signals[ARRAY_LEN(numbers)];
+    static const struct {
+        int number;
+        event_callback_fn handler;
+    } table[] = {{SIGTERM, on_stop}, {SIGINT, on_stop}, {SIGHUP, on_reload}};
+    struct event *signals[ARRAY_LEN(table)];
     struct error err = {0};
 
-    if (start(gw, &err) < 0) {
+    if (start(gw, listen_fd, &err) < 0) {
         log_error("cannot start", "error=\"%s\"", err.text);
+        say(&err);
         return 1;
     }
-    for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
-        signals[i] = evsignal_new(gw->base, numbers[i], on_stop, gw);
+    for (size_t i = 0; i < ARRAY_LEN(table); i++) {
+        signals[i] = evsignal_new(gw->base, table[i].number, table[i].handler, gw);
         evsignal_add(signals[i], NULL);
     }
+    watch_link(gw);
     sd_notify(0, "READY=1");
-    log_info("ready", "listen=%s port=%u", gw->options.listen, http_server_port(gw->http));
+    say(NULL);
+    const char *address = http_server_address(gw->http);
+    log_info("ready", "listen=%s port=%s", address, strrchr(address, ':') + 1);
     event_base_dispatch(gw->base);
-    for (size_t i = 0; i < ARRAY_LEN(numbers); i++)
+    for (size_t i = 0; i < ARRAY_LEN(table); i++)
         event_free(signals[i]);
     log_info("ended", "requests=%u", gw->n_jobs);
     return 0;
@@ -167,6 +334,7 @@ int main(int argc, char **argv)
 {
     struct gw gw = {.started_ns = clock_ns()};
     struct error err = {0};
+    int listen_fd = -1, action = 0;
 
     TAILQ_INIT(&gw.models);
     TAILQ_INIT(&gw.jobs);
@@ -175,9 +343,16 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     log_init("ember-gateway", LOG_LEVEL_INFO);
     json_object_seed(0);
-    int action = config_read(&gateway_program, argc, argv, &gw.options, &err);
+    source.argc = argc;
+    source.argv = argv;
+    source.linked = argc == 2 && !strcmp(argv[1], "--from-emberd");
+    if (source.linked)
+        action = receive_start(&listen_fd, &err);
+    if (action == 0)
+        action = config_read(&gateway_program, source.argc, source.argv, &gw.options, &err);
     if (action < 0) {
         fprintf(stderr, "ember-gateway: %s\n", err.text);
+        say(&err);
         return 2;
     }
     if (action != CONFIG_RUN) {
@@ -189,7 +364,7 @@ int main(int argc, char **argv)
         return 0;
     }
     log_init("ember-gateway", gateway_log_level(&gw.options));
-    int code = run(&gw);
+    int code = run(&gw, listen_fd);
     finish(&gw);
     return code;
 }

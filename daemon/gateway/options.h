@@ -18,17 +18,21 @@
       "where leases are noted, so that a restarted gateway takes its instances up again; empty: nowhere") \
     X("gateway", cache_dir, PATH, "%C/emberd", "", RESTART, \
       "artefact cache that tokenizers are kept in, emberd's own or another; empty: none") \
-    X("gateway", log_level, ENUM, "info", "error|warn|info|debug", RESTART, \
+    X("gateway", log_level, ENUM, "info", "error|warn|info|debug", RELOAD, \
       "the least urgent messages that are logged") \
     X("gateway", workers, INT, "2", "1..64", RESTART, \
       "threads for parsing, templates and tokenizing") \
     X("gateway", admin, BOOL, "no", "", RESTART, \
       "serve /sleep, /wake_up, /is_sleeping and /reset_prefix_cache") \
-    X("gateway", drain_timeout, DURATION, "30s", "0..1h", RESTART, \
+    X("gateway", drain_timeout, DURATION, "30s", "0..1h", RELOAD, \
       "how long running streams may go on after SIGTERM") \
-    X("http", api_keys, PATH, "", "", RESTART, \
+    X("http", tls_certificate, PATH, "", "", RELOAD, \
+      "PEM file with the certificate and its chain; empty: plain HTTP") \
+    X("http", tls_key, PATH, "", "", RELOAD, \
+      "PEM file with the certificate's key") \
+    X("http", api_keys, PATH, "", "", RELOAD, \
       "file of accepted API keys, one a line; empty: everybody may ask") \
-    X("http", cors_origins, STRING, "", "", RESTART, \
+    X("http", cors_origins, STRING, "", "", RELOAD, \
       "origins that browsers may call from, separated by commas, or *; empty: none") \
     X("http", max_body, BYTES, "16MiB", "1KiB..1GiB", RESTART, \
       "largest body of a request") \
@@ -36,13 +40,15 @@
       "largest header block of a request") \
     X("http", client_timeout, DURATION, "60s", "1s..1h", RESTART, \
       "how long a client may neither send nor take a byte that is due, and a connection be idle") \
-    X("http", reader_backlog, BYTES, "1MiB", "4KiB..1GiB", RESTART, \
+    X("http", request_timeout, DURATION, "60s", "1s..1h", RELOAD, \
+      "how long a request may take to arrive as a whole, however slowly it drips") \
+    X("http", reader_backlog, BYTES, "1MiB", "4KiB..1GiB", RELOAD, \
       "a stream whose reader lets more than so much pile up is ended") \
-    X("http", heartbeat, DURATION, "5s", "100ms..10m", RESTART, \
+    X("http", heartbeat, DURATION, "5s", "100ms..10m", RELOAD, \
       "a stream that still waits for its first token gets a comment so often") \
     X("scheduler", max_queue, INT, "1024", "1..1000000", RESTART, \
       "sequences that may wait for each model; beyond it requests get 429") \
-    X("scheduler", queue_timeout, DURATION, "5m", "1s..24h", RESTART, \
+    X("scheduler", queue_timeout, DURATION, "5m", "1s..24h", RELOAD, \
       "how long a request may wait for its first step, loading included") \
     X("scheduler", step_tokens, INT, "0", "0..1000000", RESTART, \
       "tokens of one step; 0: what the instance takes") \

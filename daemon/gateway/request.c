@@ -157,7 +157,7 @@ static int submit_part(struct gw_job *job, struct gw_part *part, uint32_t *ret_r
     const struct api_prompt *prompt = &api->prompts[part->index];
     uint64_t now = clock_ns();
     _cleanup_free_ char *salt =
-        x_printf("%u %s", job->gw->cache_epoch, api->cache_salt ? api->cache_salt : "");
+        x_printf("%u %s", job->model->cache_epoch, api->cache_salt ? api->cache_salt : "");
     struct sched_request request = {
         .model = job->model->sched,
         .client = http_client(job->http),
@@ -429,7 +429,7 @@ void request_handle(void *ctx, struct http_request *http)
         if (strcmp(path, routes[i].path))
             continue;
         if (strcmp(http_method(http), "POST"))
-            http_fail(http, 405, NULL, NULL, NULL, 0, "Method Not Allowed: use POST.");
+            http_not_allowed(http, "POST, OPTIONS");
         else if (gw->draining)
             http_fail(http, 503, NULL, "shutting_down", NULL, 1, "The server is shutting down.");
         else

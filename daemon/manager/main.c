@@ -190,13 +190,15 @@ static void on_drained(int fd, short what, void *arg)
     struct mgr *mgr = arg;
     struct mgr_instance *i;
     struct mgr_model *m;
-    bool done = TAILQ_EMPTY(&mgr->instances);
+    bool done = TAILQ_EMPTY(&mgr->instances) && !mgr->gateway.child;
 
     TAILQ_FOREACH(m, &mgr->models, link)
     done &= m->loader == NULL;
     TAILQ_FOREACH(i, &mgr->instances, link)
     if (mgr->killing && i->child)
         child_kill(i->child);
+    if (mgr->killing && mgr->gateway.child && mgr->stop_now)
+        child_kill(mgr->gateway.child);
     if (!done)
         return;
     event_del(&mgr->on_drained);
@@ -223,7 +225,8 @@ static void fail_all(struct mgr *mgr, const struct error *why)
     }
 }
 
-/* Standbys go at once, leased instances with a driver get until shutdown_timeout. */
+/* Standbys go at once; the gateway, and leased instances with a driver, get until
+ * shutdown_timeout. */
 static void drain(struct mgr *mgr)
 {
     static const struct error why = {-EAGAIN, "the daemon is shutting down"};
@@ -236,6 +239,7 @@ static void drain(struct mgr *mgr)
     mgr_notify("STOPPING=1");
     mgr->draining = true;
     mgr_service_health(mgr);
+    mgr_gateway_stop(mgr);
     fail_all(mgr, &why);
     TAILQ_FOREACH(i, &mgr->instances, link)
     if (!i->driver_connected)
@@ -251,7 +255,7 @@ static void on_stop_signal(int sig, short what, void *arg)
     struct mgr *mgr = arg;
 
     if (mgr->draining)
-        mgr->killing = true;
+        mgr->killing = mgr->stop_now = true;
     else
         drain(mgr);
 }
@@ -286,6 +290,7 @@ static void on_reload(int sig, short what, void *arg)
     } else {
         config_reload(&emberd_program, &mgr->options, &fresh, needs_restart, NULL);
         log_init("emberd", emberd_log_level(&mgr->options));
+        mgr_gateway_reload(mgr);
         mgr_settle_soon(mgr);
     }
     config_free(&emberd_program, &fresh);
@@ -363,6 +368,7 @@ static void finish(struct mgr *mgr)
     if (mgr->base) {
         mgr_notify_free();
         mgr_settle_free(mgr);
+        mgr_gateway_free(mgr);
         event_base_free(mgr->base);
     }
     free(mgr->listen_fds);
@@ -380,6 +386,7 @@ static int run(struct mgr *mgr)
         return 1;
     }
     watch_signals(mgr, signals);
+    mgr_gateway_init(mgr);
     mgr_settle_soon(mgr);
     mgr_service_health(mgr);
     mgr_notify("READY=1");
@@ -393,7 +400,7 @@ static int run(struct mgr *mgr)
 
 int main(int argc, char **argv)
 {
-    struct mgr mgr = {.started_ns = clock_ns(), .lock_fd = -1};
+    struct mgr mgr = {.started_ns = clock_ns(), .lock_fd = -1, .gateway = {.listen_fd = -1}};
     struct error err = {0};
 
     TAILQ_INIT(&mgr.models);

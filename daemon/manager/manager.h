@@ -9,6 +9,7 @@
  *   spawn.c     spawns that wait, leases
  *   settle.c    the one place where policy (scheduler/pool.h) is asked and obeyed
  *   notify.c    telling systemd;  fdstore.c  weights in its descriptor store, and back
+ *   gateway.c   ember-gateway: started, watched, stopped
  *   service.c   the RPCs;  describe.c  our state as messages
  *
  * Whoever changes a fact (a child ended, a spawn came, a lease ended) changes only that and calls
@@ -24,6 +25,7 @@
 #include <sys/queue.h>
 
 #include "base/error.h"
+#include "daemon/address.h"
 #include "daemon/manager/child.h"
 #include "daemon/manager/options.h"
 #include "ember/v1/ember.pb-c.h"
@@ -178,6 +180,31 @@ struct mgr_watcher {
     char model[MGR_NAME_MAX + 1];
 };
 
+/* X(state, what the API calls it) */
+#define MGR_GATEWAY_STATES(X)                                                                      \
+    X(GATEWAY_OFF, "off")                                                                          \
+    X(GATEWAY_WAITING, "waiting")                                                                  \
+    X(GATEWAY_STARTING, "starting")                                                                \
+    X(GATEWAY_SERVING, "serving")                                                                  \
+    X(GATEWAY_STOPPING, "stopping")
+
+enum gateway_state {
+#define X(id, text) id,
+    MGR_GATEWAY_STATES(X)
+#undef X
+};
+
+struct mgr_gateway {
+    enum gateway_state state;
+    struct child *child;            /* STARTING, SERVING, STOPPING */
+    int listen_fd;                  /* ours as long as it may be started */
+    char address[ADDRESS_TEXT_MAX]; /* of listen_fd, or as configured */
+    uint64_t ready_ns;
+    uint32_t starts, failures; /* failures: ends soon after a start, in a row */
+    struct error error;        /* of its last end, until it is READY again */
+    struct event on_retry;
+};
+
 struct mgr {
     struct emberd_options options;
     struct event_base *base;
@@ -190,6 +217,7 @@ struct mgr {
     TAILQ_HEAD(, mgr_watcher) watchers;
     size_t n_models, n_instances;
     struct mgr_model *default_model;
+    struct mgr_gateway gateway;
     uint32_t n_waiting;
     uint64_t ids;
     uint32_t id_epoch;
@@ -206,6 +234,7 @@ struct mgr {
     size_t n_listen_fds;
 
     bool draining, killing, startup_done, cache_suspected;
+    bool stop_now; /* asked twice to end */
     int lock_fd;
 
     struct pool_model *pool_models; /* scratch of settle.c */
@@ -294,11 +323,26 @@ uint64_t mgr_fdstore_adopt(struct mgr *mgr);
 void mgr_fdstore_put(const struct mgr_model *model);
 void mgr_fdstore_remove(const struct mgr_model *model);
 
+/* ---- gateway.c ---- */
+
+/* Starts it soon, if it is to run. */
+void mgr_gateway_init(struct mgr *mgr);
+/* Tells it to read its configuration again. */
+void mgr_gateway_reload(struct mgr *mgr);
+/* It drains and exits; mgr->gateway.child is NULL behind that. */
+void mgr_gateway_stop(struct mgr *mgr);
+void mgr_gateway_free(struct mgr *mgr);
+/* Strings in *ret are ours. */
+void mgr_gateway_describe(const struct mgr *mgr, Ember__V1__GatewayStatus *ret);
+
 /* ---- service.c, describe.c ---- */
 
 int mgr_service_init(struct mgr *mgr, struct error *err);
 /* grpc_call_fail, with the codes that a child or the host gave put into the API's terms. */
 void mgr_call_fail(struct grpc_call *call, const struct error *err);
+/* The same with an error of our own. */
+void mgr_call_refuse(struct grpc_call *call, int errnum, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 void mgr_service_health(struct mgr *mgr);
 void mgr_watch_progress(struct mgr_model *model, bool force);
 /* Ends the streams of LoadModel: with success, or with `why`. */

@@ -58,7 +58,15 @@
     X("models", preload, PATHS, "", "", RESTART, \
       "checkpoint folders that are made resident at start, separated by colons") \
     X("models", load_timeout_no_progress, DURATION, "60s", "1s..1h", RELOAD, \
-      "a load that has read nothing for so long has failed")
+      "a load that has read nothing for so long has failed") \
+    X("gateway", gateway, BOOL, "yes", "", RESTART, \
+      "run ember-gateway, which serves the models to OpenAI clients over HTTP") \
+    X("gateway", gateway_listen, STRING, "127.0.0.1:8000", "", RESTART, \
+      "host:port on which it serves; port 0 takes a free one; while it is taken, emberd goes on without") \
+    X("gateway", gateway_config, PATH, "", "", RELOAD, \
+      "its configuration file; empty: /etc/emberd/gateway.conf if that exists") \
+    X("gateway", gateway_options, STRING, "", "", RELOAD, \
+      "further options for it, separated by spaces, as on its command line")
 /* clang-format on */
 
 struct emberd_options {

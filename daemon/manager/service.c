@@ -72,9 +72,7 @@ void mgr_call_fail(struct grpc_call *call, const struct error *err)
     grpc_call_fail(call, &out);
 }
 
-static void refuse(struct grpc_call *call, int errnum, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void refuse(struct grpc_call *call, int errnum, const char *format, ...)
+void mgr_call_refuse(struct grpc_call *call, int errnum, const char *format, ...)
 {
     struct error err;
     va_list ap;
@@ -223,12 +221,12 @@ static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, vo
     struct mgr_model *m;
 
     if (mgr->draining) {
-        refuse(call, EAGAIN, "the daemon is shutting down; try again when it is back");
+        mgr_call_refuse(call, EAGAIN, "the daemon is shutting down; try again when it is back");
         return;
     }
     if (asks_standby(request) && request->standby > STANDBY_MOST) {
-        refuse(call, EINVAL, "%u standbys; at most %d are possible", request->standby,
-               STANDBY_MOST);
+        mgr_call_refuse(call, EINVAL, "%u standbys; at most %d are possible", request->standby,
+                        STANDBY_MOST);
         return;
     }
     if (load_target(mgr, request, &m, &err) < 0 ||
@@ -264,17 +262,18 @@ static void rpc_unload(struct grpc_call *call, const ProtobufCMessage *message, 
     struct mgr_model *m = mgr_model_find(user, request->name);
 
     if (!m) {
-        refuse(call, ENOENT, "no model is called \"%.*s\"", MGR_NAME_MAX, request->name);
+        mgr_call_refuse(call, ENOENT, "no model is called \"%.*s\"", MGR_NAME_MAX, request->name);
         return;
     }
     if (!request->force && (m->instances[INSTANCE_HOT] || m->n_waiting)) {
-        refuse(call, ESTALE,
-               "model %s has %u leased instances and %u spawns waiting; stop them or use force",
-               m->name, m->instances[INSTANCE_HOT], m->n_waiting);
+        mgr_call_refuse(
+            call, ESTALE,
+            "model %s has %u leased instances and %u spawns waiting; stop them or use force",
+            m->name, m->instances[INSTANCE_HOT], m->n_waiting);
         return;
     }
     if (!request->force && m->state == MODEL_LOADING) {
-        refuse(call, ESTALE, "model %s is being loaded; wait, or use force", m->name);
+        mgr_call_refuse(call, ESTALE, "model %s is being loaded; wait, or use force", m->name);
         return;
     }
     bool resident = m->state != MODEL_COLD && m->state != MODEL_FAILED;
@@ -321,9 +320,10 @@ static void rpc_stop(struct grpc_call *call, const ProtobufCMessage *message, vo
     struct mgr_instance *i = mgr_instance_find(user, request->id);
 
     if (!i) {
-        refuse(call, ENOENT,
-               "no instance is called \"%.64s\"; emberctl ps (ListInstances) has those there are",
-               request->id);
+        mgr_call_refuse(
+            call, ENOENT,
+            "no instance is called \"%.64s\"; emberctl ps (ListInstances) has those there are",
+            request->id);
         return;
     }
     i->model->used_ns = clock_ns();
@@ -339,7 +339,7 @@ static bool filter_unknown(struct mgr *mgr, struct grpc_call *call, const char *
 {
     if (!*filter || mgr_model_find(mgr, filter))
         return false;
-    refuse(call, ENOENT, "no model is called \"%.*s\"", MGR_NAME_MAX, filter);
+    mgr_call_refuse(call, ENOENT, "no model is called \"%.*s\"", MGR_NAME_MAX, filter);
     return true;
 }
 
@@ -470,6 +470,7 @@ static void add_up(struct mgr *mgr, Ember__V1__GetStatusResponse *out)
 static void rpc_status(struct grpc_call *call, const ProtobufCMessage *message, void *user)
 {
     Ember__V1__GetStatusResponse out = EMBER__V1__GET_STATUS_RESPONSE__INIT;
+    Ember__V1__GatewayStatus gateway;
     struct mgr *mgr = user;
 
     out.version = (char *)EMBER_VERSION;
@@ -484,6 +485,8 @@ static void rpc_status(struct grpc_call *call, const ProtobufCMessage *message, 
     out.cache_dir = mgr->options.cache_dir;
     out.backend = mgr->options.backend;
     out.draining = mgr->draining;
+    mgr_gateway_describe(mgr, &gateway);
+    out.gateway = &gateway;
     add_up(mgr, &out);
     grpc_call_reply(call, &out.base);
 }
@@ -527,19 +530,15 @@ static bool admit_peer(const struct ucred *peer, void *user)
 
 static int listen_tcp(struct mgr *mgr, const char *address, struct error *err)
 {
-    const char *colon = strrchr(address, ':');
-    char host[128], *end;
+    char host[128];
     uint16_t port;
 
     if (!*address)
         return 0;
-    unsigned long number = colon ? strtoul(colon + 1, &end, 10) : 0;
-    if (!colon || end == colon + 1 || *end || number > 65535 ||
-        (size_t)(colon - address) >= sizeof host)
-        return error_set(err, EINVAL, "listen = %s: write host:port, e.g. 127.0.0.1:7070", address);
-    memcpy(host, address, (size_t)(colon - address));
-    host[colon - address] = 0;
-    int r = grpc_server_listen_tcp(mgr->server, host, (uint16_t)number, &port, err);
+    int r = address_split(address, host, sizeof host, &port, err);
+    if (r < 0)
+        return error_prefix(err, "listen");
+    r = grpc_server_listen_tcp(mgr->server, host, port, &port, err);
     if (r == 0)
         log_info("listening", "address=%s:%u", host, port);
     return r;

@@ -32,33 +32,21 @@ static void spawn_cancelled(struct grpc_call *call, void *user)
     mgr_settle_soon(mgr);
 }
 
-static void refuse(struct grpc_call *call, int errnum, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-static void refuse(struct grpc_call *call, int errnum, const char *format, ...)
-{
-    struct error err;
-    va_list ap;
-
-    va_start(ap, format);
-    error_setv(&err, errnum, format, ap);
-    va_end(ap);
-    mgr_call_fail(call, &err);
-}
-
 static struct mgr_model *spawn_model(struct mgr *mgr, struct grpc_call *call, const char *name)
 {
     struct mgr_model *model = mgr_model_find(mgr, name);
 
     if (mgr->draining)
-        refuse(call, EAGAIN, "the daemon is shutting down; try again when it is back");
+        mgr_call_refuse(call, EAGAIN, "the daemon is shutting down; try again when it is back");
     else if (!model && !*name)
-        refuse(call, ENOENT, "no default model is configured; name one");
+        mgr_call_refuse(call, ENOENT, "no default model is configured; name one");
     else if (!model)
-        refuse(call, ENOENT,
-               "no model is called \"%.*s\"; load it first: emberctl load DIR (LoadModel)",
-               MGR_NAME_MAX, name);
+        mgr_call_refuse(call, ENOENT,
+                        "no model is called \"%.*s\"; load it first: emberctl load DIR (LoadModel)",
+                        MGR_NAME_MAX, name);
     else if (mgr->n_waiting >= MGR_WAITING_MAX)
-        refuse(call, ENOMEM, "%u spawns are waiting already; try again later", mgr->n_waiting);
+        mgr_call_refuse(call, ENOMEM, "%u spawns are waiting already; try again later",
+                        mgr->n_waiting);
     else
         return model;
     mgr->counters.spawn_failures++;

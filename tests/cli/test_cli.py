@@ -57,7 +57,7 @@ class Daemon:
         self.log = open(os.path.join(self.dir, "log"), "w+")
         self.process = subprocess.Popen(
             [EMBERD, f"--socket={self.socket}", f"--runtime-dir={self.dir}/run",
-             f"--cache-dir={self.cache}", *options], env=env, stderr=self.log)
+             f"--cache-dir={self.cache}", "--no-gateway", *options], env=env, stderr=self.log)
         for _ in range(1000):
             if subprocess.run([EMBERCTL, "status"], env=self.env, capture_output=True).returncode == 0:
                 return
@@ -445,6 +445,9 @@ class Help(unittest.TestCase):
         self.assertEqual(ctl("lod", check=False).returncode, 2)
         self.assertIn("load", ctl("lod", check=False).stderr)
         self.assertEqual(ctl("generate", "--max-tokens=none", "x", check=False).returncode, 2)
+        run = ctl("lod", "--json", check=False)
+        self.assertEqual(run.returncode, 2)
+        self.assertIn("load", json.loads(run.stderr)["error"]["text"])
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ class Daemon:
         environment.update(env or {})
         command = [EMBERD, f"--runtime-dir={self.run_dir}", f"--socket={self.socket}",
                    f"--cache-dir={self.folder}/cache", f"--default-model={default_model}",
-                   *options]
+                   "--no-gateway", *options]
         if pass_fds:
             environment["LISTEN_FDNAMES"] = ":".join(name for name, _ in pass_fds)
             command = [HAND_OVER, ",".join(str(fd) for _, fd in pass_fds), *command]

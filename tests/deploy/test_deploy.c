@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/fd.h"
+#include "daemon/gateway/options.h"
 #include "daemon/manager/options.h"
 
 #define LIMIT (1u << 20)
@@ -27,14 +28,15 @@ static int shell(const char *command)
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-static void assert_generated(enum config_action action, const char *path)
+static void assert_generated(const struct config_program *program, enum config_action action,
+                             const char *path)
 {
     _cleanup_(buffer_free) struct buffer want = {0};
     _cleanup_free_ char *have = NULL;
     struct error err;
     size_t len;
 
-    config_print(&emberd_program, action, NULL, &want);
+    config_print(program, action, NULL, &want);
     if (getenv("EMBER_UPDATE")) {
         _cleanup_fd_ int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
         assert_true(fd >= 0);
@@ -44,15 +46,18 @@ static void assert_generated(enum config_action action, const char *path)
     if (fd_read_file(path, LIMIT, &have, &len, &err) < 0)
         fail_msg("%s", err.text);
     if (strcmp(have, want.data))
-        fail_msg("%s is not what daemon/manager/options.h generates: "
+        fail_msg("%s is not what the options.h of %s generates: "
                  "EMBER_UPDATE=1 meson test \"deploy files\" writes it anew",
-                 path);
+                 path, program->name);
 }
 
 static void test_generated_files(void **state)
 {
-    assert_generated(CONFIG_MARKDOWN, SOURCE_ROOT "/docs/configuration.md");
-    assert_generated(CONFIG_SAMPLE, SOURCE_ROOT "/deploy/emberd.conf");
+    assert_generated(&emberd_program, CONFIG_MARKDOWN, SOURCE_ROOT "/docs/configuration.md");
+    assert_generated(&emberd_program, CONFIG_SAMPLE, SOURCE_ROOT "/deploy/emberd.conf");
+    assert_generated(&gateway_program, CONFIG_MARKDOWN,
+                     SOURCE_ROOT "/docs/gateway-configuration.md");
+    assert_generated(&gateway_program, CONFIG_SAMPLE, SOURCE_ROOT "/deploy/gateway.conf");
 }
 
 /* Every key of the sample, uncommented, is taken, and is the default. */
@@ -114,13 +119,17 @@ static void test_names(void **state)
     static const char *const taken[] = {"config",   "help",        "version",      "man",
                                         "markdown", "show_config", "sample_config"};
 
-    for (size_t k = 0; k < emberd_program.n_keys; k++) {
-        const struct config_key *key = &emberd_program.keys[k];
-        for (size_t i = 0; i < k; i++)
-            assert_string_not_equal(key->name, emberd_program.keys[i].name);
-        for (size_t i = 0; i < ARRAY_LEN(taken); i++)
-            assert_string_not_equal(key->name, taken[i]);
-        assert_true(strlen(key->help) > 10 && key->help[strlen(key->help) - 1] != '.');
+    static const struct config_program *const programs[] = {&emberd_program, &gateway_program};
+
+    for (size_t p = 0; p < ARRAY_LEN(programs); p++) {
+        for (size_t k = 0; k < programs[p]->n_keys; k++) {
+            const struct config_key *key = &programs[p]->keys[k];
+            for (size_t i = 0; i < k; i++)
+                assert_string_not_equal(key->name, programs[p]->keys[i].name);
+            for (size_t i = 0; i < ARRAY_LEN(taken); i++)
+                assert_string_not_equal(key->name, taken[i]);
+            assert_true(strlen(key->help) > 10 && key->help[strlen(key->help) - 1] != '.');
+        }
     }
 }
 
@@ -142,18 +151,23 @@ static void test_man_page(void **state)
     assert_int_equal(status, 0);
 }
 
-/* systemd's own opinion of the unit, with a program that exists in the place of ours. */
-static void test_unit(void **state)
+/* systemd's own opinion of the units, with a program that exists in the place of ours. */
+static void test_units(void **state)
 {
+    static const char *const names[] = {"emberd", "ember-gateway"};
+
     if (shell("command -v systemd-analyze >/dev/null"))
         skip();
-    assert_int_equal(shell("d=$(mktemp -d) && trap 'rm -r $d' EXIT && "
-                           "sed 's|/usr/bin/emberd|/bin/true|; /^Documentation=/d; /^User=/d; "
-                           "/^Group=/d' '" SOURCE_ROOT
-                           "/deploy/emberd.service' >$d/emberd.service && "
-                           "systemd-analyze verify --man=no $d/emberd.service 2>$d/said; "
-                           "if grep emberd $d/said >&2; then exit 1; fi"),
-                     0);
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        _cleanup_free_ char *command = x_printf(
+            "d=$(mktemp -d) && trap 'rm -r $d' EXIT && "
+            "sed 's|/usr/bin/ember[a-z-]*|/bin/true|; /^Documentation=/d; /^User=/d; /^Group=/d' "
+            "'" SOURCE_ROOT "/deploy/%s.service' >$d/%s.service && "
+            "systemd-analyze verify --man=no $d/%s.service 2>$d/said; "
+            "if grep ember $d/said >&2; then exit 1; fi",
+            names[i], names[i], names[i]);
+        assert_int_equal(shell(command), 0);
+    }
 }
 
 int main(void)
@@ -164,7 +178,7 @@ int main(void)
         cmocka_unit_test(test_defaults_hang_together),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_man_page),
-        cmocka_unit_test(test_unit),
+        cmocka_unit_test(test_units),
     };
     return cmocka_run_group_tests_name("deploy", tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import ssl
 import subprocess
 import tempfile
 import threading
@@ -73,11 +74,11 @@ class Process:
 
 
 class Emberd(Process):
-    def __init__(self, folder, *options, env=None):
+    def __init__(self, folder, *options, env=None, gateway="--no-gateway"):
         self.socket = f"{folder}/emberd.sock"
         super().__init__([EMBERD, f"--socket={self.socket}", f"--runtime-dir={folder}/run",
                           f"--cache-dir={CACHE or folder + '/cache'}", f"--default-model={TINY}",
-                          *options], f"{folder}/emberd.log", env)
+                          gateway, *options], f"{folder}/emberd.log", env)
 
     def instances(self):
         """Their pids: children of emberd that are instances."""
@@ -96,27 +97,15 @@ class Emberd(Process):
                     if f"instance ready id={instance} " in line)
 
 
-class Gateway(Process):
-    def __init__(self, folder, socket, *options, env=None):
-        before = os.path.getsize(f"{folder}/gateway.log") \
-            if os.path.exists(f"{folder}/gateway.log") else 0
-        super().__init__([GATEWAY, f"--emberd={socket}", "--listen=127.0.0.1:0",
-                          f"--state-file={folder}/leases",
-                          f"--cache-dir={CACHE or folder + '/cache'}", "--log-level=debug", *options],
-                         f"{folder}/gateway.log", env)
+class Http:
+    """A client of the gateway at self.port; over TLS when self.tls is a context."""
 
-        def port():
-            if self.process.poll() is not None:
-                raise AssertionError(f"the gateway has ended:\n{self.text()[-3000:]}")
-            for line in self.text()[before:].splitlines():
-                if ": ready listen=" in line:
-                    return int(line.rsplit("port=", 1)[1])
-            return None
-        self.port = wait_until(port, "the gateway listens")
-
-    # ---- requests ----
+    tls = None
 
     def connect(self, timeout=60):
+        if self.tls:
+            return http.client.HTTPSConnection("127.0.0.1", self.port, timeout=timeout,
+                                               context=self.tls)
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
 
     def request(self, method, path, body=None, headers=None, timeout=60):
@@ -188,6 +177,29 @@ class Gateway(Process):
             if line.startswith(name + "{") and labels in line:
                 return float(line.rsplit(" ", 1)[1])
         raise AssertionError(f"no metric {name} {labels}")
+
+
+class Gateway(Process, Http):
+    def __init__(self, folder, socket, *options, env=None):
+        before = os.path.getsize(f"{folder}/gateway.log") \
+            if os.path.exists(f"{folder}/gateway.log") else 0
+        for option in options:
+            if option.startswith("--tls-certificate="):
+                self.tls = ssl.create_default_context(cafile=option.partition("=")[2])
+                self.tls.check_hostname = False
+        super().__init__([GATEWAY, f"--emberd={socket}", "--listen=127.0.0.1:0",
+                          f"--state-file={folder}/leases",
+                          f"--cache-dir={CACHE or folder + '/cache'}", "--log-level=debug", *options],
+                         f"{folder}/gateway.log", env)
+
+        def port():
+            if self.process.poll() is not None:
+                raise AssertionError(f"the gateway has ended:\n{self.text()[-3000:]}")
+            for line in self.text()[before:].splitlines():
+                if ": ready listen=" in line:
+                    return int(line.rsplit("port=", 1)[1])
+            return None
+        self.port = wait_until(port, "the gateway listens")
 
 
 class Stack:

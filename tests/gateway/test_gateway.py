@@ -372,7 +372,8 @@ class Doors(Case):
             f.write("# comment\nsecret-one\n\nsecret-two  second\n")
         cls.keys = keys
         cls.options = (f"--api-keys={keys}", "--cors-origins=https://a.example,https://b.example",
-                       "--max-body=64KiB", "--max-headers=8KiB", "--client-timeout=2s")
+                       "--max-body=64KiB", "--max-headers=8KiB", "--client-timeout=2s",
+                       "--request-timeout=3s")
         super().setUpClass()
 
     @classmethod
@@ -412,11 +413,49 @@ class Doors(Case):
         self.assertEqual(self.g.request("POST", "/sleep", headers=key)[0], 404)
 
     def test_limits(self):
-        status, _, _ = self.g.request("POST", "/v1/completions", b"x" * 100000,
-                                      {"Authorization": "Bearer secret-one"})
-        self.assertEqual(status, 413)
-        status, _, _ = self.g.get("/ping", headers={"X-Long": "y" * 20000})
+        """Errors have one form, also where the server's own parser finds them."""
+        for size in (100000, 5 << 20):
+            status, headers, reply = self.g.request("POST", "/v1/completions", b"x" * size,
+                                                    {"Authorization": "Bearer secret-one"})
+            self.assertEqual(status, 413)
+            self.assertEqual(headers["Content-Type"], "application/json")
+            self.assertEqual(reply["error"]["code"], "request_too_large")
+        status, _, reply = self.g.get("/ping", headers={"X-Long": "y" * 20000})
         self.assertIn(status, (400, 413, 431))
+        self.assertIn("message", reply["error"])
+
+    def test_methods(self):
+        c = self.g.connect()
+        c.request("HEAD", "/ping")
+        r = c.getresponse()
+        self.assertEqual((r.status, r.read()), (200, b""))
+        c.request("HEAD", "/version")  # on the same connection: nothing was left in it
+        r = c.getresponse()
+        self.assertEqual((r.status, r.read()), (200, b""))
+        self.assertGreater(int(r.getheader("Content-Length")), 10)
+        c.close()
+        key = {"Authorization": "Bearer secret-one"}
+        for method in ("PUT", "DELETE", "PATCH"):
+            status, headers, reply = self.g.request(method, "/v1/completions", "x", headers=key)
+            self.assertEqual(status, 405, method)
+            self.assertEqual(headers["Allow"], "POST, OPTIONS")
+            self.assertIn("message", reply["error"])
+        status, headers, _ = self.g.request("DELETE", "/ping", headers=key)
+        self.assertEqual((status, headers["Allow"]), (405, "GET, HEAD, POST, OPTIONS"))
+
+    def test_a_dripping_client_is_dropped(self):
+        """Each byte comes in time, the request does not."""
+        with socket.create_connection(("127.0.0.1", self.g.port)) as s:
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+            start = time.monotonic()
+            try:
+                while time.monotonic() - start < 20:
+                    s.sendall(b"x")
+                    time.sleep(0.1)
+                self.fail("it is still listened to")
+            except OSError:
+                pass
+        self.assertIn("slow clients dropped", self.g.text())
 
     def test_a_slow_client_is_dropped(self):
         with socket.create_connection(("127.0.0.1", self.g.port)) as s:

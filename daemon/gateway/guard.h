@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What evhttp lacks, on the bufferevents of its connections:
+ *
+ *   - a request has a time within which all of it must have come, however slowly the bytes drip;
+ *   - the pages of HTML that evhttp answers by itself (malformed or oversized requests) become
+ *     error objects of OpenAI's form before they leave.
+ *
+ * Nothing tells when evhttp frees a bufferevent, so nothing here points to one: a connection is its
+ * descriptor together with the kernel's cookie of the socket.
+ */
+#ifndef EMBER_DAEMON_GATEWAY_GUARD_H
+#define EMBER_DAEMON_GATEWAY_GUARD_H
+
+#include <event2/bufferevent.h>
+#include <stdint.h>
+
+struct guard;
+
+struct guard *guard_new(void);
+void guard_free(struct guard *guard);
+/* A new connection's bufferevent, before it has a socket. */
+void guard_watch(struct guard *guard, struct bufferevent *bev);
+/* A whole request has come from this descriptor. */
+void guard_arrived(struct guard *guard, int fd);
+/* Ends connections whose request has been coming for longer than limit; returns how many. */
+unsigned guard_sweep(struct guard *guard, uint64_t now, uint64_t limit_ns);
+
+#endif
