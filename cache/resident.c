@@ -11,6 +11,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/fault.h"
 #include "base/fd.h"
 
@@ -22,6 +23,8 @@ struct resident {
     void *data;
     uint64_t bytes, mapped, page;
 };
+
+#define HUGE_PAGE (2 * MIB)
 
 /* ---- Budget ---- */
 
@@ -161,6 +164,28 @@ static uint64_t huge_page_for(uint64_t bytes)
     return unreserved && (bytes - 1) / page < unreserved ? page : 0;
 }
 
+/* At a huge page's boundary, or no page of the mapping could be one. */
+static void *map_aligned(const struct resident *r)
+{
+    size_t room = r->mapped + HUGE_PAGE;
+    char *area = mmap(NULL, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+    if (area == MAP_FAILED)
+        return MAP_FAILED;
+    char *at = (char *)size_align((uintptr_t)area, HUGE_PAGE);
+    char *end = (char *)size_align((uintptr_t)at + r->mapped, 4096);
+    if (mmap(at, r->mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, r->fd, 0) ==
+        MAP_FAILED) {
+        munmap(area, room);
+        return MAP_FAILED;
+    }
+    if (at > area)
+        munmap(area, (size_t)(at - area));
+    if (area + room > end)
+        munmap(end, (size_t)(area + room - end));
+    return at;
+}
+
 static int make_memfd(struct resident *r, const char *name, uint64_t huge)
 {
     unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING | (huge ? MFD_HUGETLB : 0);
@@ -170,9 +195,7 @@ static int make_memfd(struct resident *r, const char *name, uint64_t huge)
     r->fd = fault_hit(FAULT_FD) ? (errno = EMFILE, -1) : memfd_create(name, flags);
     if (r->fd < 0 || ftruncate(r->fd, (off_t)(huge ? r->mapped : r->bytes)) < 0)
         return -errno;
-    r->data = fault_hit(FAULT_MMAP)
-                  ? (errno = ENOMEM, MAP_FAILED)
-                  : mmap(NULL, r->mapped, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd, 0);
+    r->data = fault_hit(FAULT_MMAP) ? (errno = ENOMEM, MAP_FAILED) : map_aligned(r);
     if (r->data == MAP_FAILED) {
         r->data = NULL;
         return -errno;
@@ -240,6 +263,41 @@ uint64_t resident_page(const struct resident *r)
 int resident_fd(const struct resident *r)
 {
     return r->fd;
+}
+
+int resident_touch(struct resident *r, uint64_t at, double *ret_ms)
+{
+    uint64_t first = at & ~(HUGE_PAGE - 1);
+    unsigned char last = 0;
+
+    *ret_ms = 0;
+    if (!r->data || first + HUGE_PAGE > r->mapped)
+        return 0;
+    if (r->page >= HUGE_PAGE)
+        return 1;
+    const volatile unsigned char *block = (const unsigned char *)r->data + first;
+    uint64_t start = clock_ns();
+    (void)*block; /* a read makes a page of shared memory, too, and disturbs nobody who writes */
+    *ret_ms = clock_ms_since(start);
+    return mincore((char *)r->data + first + HUGE_PAGE - 4096, 4096, &last) == 0 && (last & 1);
+}
+
+int resident_share_early(struct resident *r, int *ret_fd, struct error *err)
+{
+    _cleanup_free_ char *path = x_printf("/proc/self/fd/%d", r->fd);
+
+    /* Read-only, or the mappings of its holders would keep F_SEAL_WRITE from being set. */
+    int fd = fault_hit(FAULT_FD) ? (errno = EMFILE, -1) : open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return error_sys(err, errno, "read-only descriptor of a memfd");
+    if (fcntl(r->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) < 0) {
+        int rc =
+            error_sys(err, errno, "sealing a memfd of %llu bytes", (unsigned long long)r->bytes);
+        fd_close(fd);
+        return rc;
+    }
+    *ret_fd = fd;
+    return 0;
 }
 
 int resident_seal(struct resident *r, struct error *err)

@@ -109,6 +109,10 @@ static const struct verb_option bench_prefill_options[] = {
     {"tokens", VALUE_INT, .fallback = "512", .limits = "1..512", .help = "of the prompt"},
     BENCH_STEP_OPTIONS,
     {0}};
+static const struct verb_option pack_options[] = {
+    {"output", VALUE_PATH, .letter = 'o', .help = "the pack's file (default: DIR.pack)"},
+    {"rate", VALUE_BYTES, .fallback = "0", .help = "bytes a second to write at most; 0: no limit"},
+    {0}};
 static const struct verb_option synth_options[] = {
     {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000",
      .help = "only so many layers; 0: all"},
@@ -116,10 +120,11 @@ static const struct verb_option synth_options[] = {
     {0}};
 
 static const struct verb verbs[] = {
-    {"load", "DIR", "make a checkpoint resident",
+    {"load", "DIR|PACK", "make a checkpoint resident",
      "DIR is a folder in Hugging Face form: config.json, model.safetensors (or its index and "
      "shards) and "
-     "the tokenizer's files.",
+     "the tokenizer's files. PACK is a file that emberctl pack has written; the tokenizer is "
+     "looked for in the folder that it was made from, else beside it.",
      load_options,
      "load ./Qwen3-0.6B\tunder the name Qwen3-0.6B\n"
      "load ./Qwen3-0.6B --standby=4 --kv-bytes=1GiB\tfour warm instances of 1 GiB of KV each\n",
@@ -219,6 +224,14 @@ static const struct verb verbs[] = {
     {"bench prefill", "[SHAPE|DIR...]", "measure a prompt through the engine in this process",
      "As bench decode; the share is of the multiply-adds that the processor does in registers.",
      bench_prefill_options, "bench prefill --tokens 256\t\n", run_bench_prefill},
+    {"pack", "DIR", "write a checkpoint as a pack",
+     "A pack holds the weights as they are in memory, so that a load is a plain read: the same "
+     "numbers, nothing rounded. Interrupted or killed, it goes on where it was when it is asked "
+     "again. Load it by its file's name. No daemon is needed.",
+     pack_options, "pack ./Qwen3-0.6B -o /packs/qwen3.pack\t\n", run_pack},
+    {"pack verify", "FILE...", "read packs and compare every checksum",
+     "Damaged segments are named with their tensors; exit 1 when there are any.", NULL,
+     "pack verify /packs/*.pack\t\n", run_pack_verify},
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",
      "CONFIG is a real config.json or the name of a shape (see bench spawn). No tokenizer is "
      "written: "

@@ -1,29 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loading. The layout's sources are cut into chunks; threads take chunks in arena order, so that
- * what arrives first is what a forward pass needs first. The digest of the weights is the digest of
- * the chunks' digests in order: the same for any number of threads.
+ * Loading a checkpoint. The layout's sources are cut into chunks, and chunks that begin in the same
+ * huge page are one thread's. The digest of the weights is the digest of the chunks' digests in
+ * order: the same for any number of threads.
  */
 #include "engine/load.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <pthread.h>
-#include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
-#include <sched.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "base/fault.h"
 #include "base/fd.h"
 #include "base/mem.h"
-#include "cache/resident.h"
-#include "model/checkpoint.h"
+#include "engine/load_private.h"
+#include "engine/packs.h"
+#include "model/convert.h"
+#include "model/pack.h"
 
 #define CHUNK_BYTES (512u * 1024) /* fits the second-level cache, twice */
-#define THREADS_MAX 8
 
 struct chunk {
     const struct weight *weight;
@@ -35,17 +33,9 @@ struct chunk {
 
 struct load {
     const struct checkpoint *checkpoint;
-    struct resident *resident;
     struct chunk *chunks;
     struct digest *digests;
     size_t n_chunks;
-    atomic_size_t next;
-    atomic_uint_fast64_t done;
-    atomic_bool stop;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    uint32_t running;
-    struct error error; /* the first */
 };
 
 void loaded_close(struct loaded *loaded)
@@ -53,6 +43,86 @@ void loaded_close(struct loaded *loaded)
     loaded->weights = fd_close(loaded->weights);
     loaded->manifest = fd_close(loaded->manifest);
 }
+
+/* ---- what every load does ---- */
+
+static int write_manifest(const struct loading *loading, int *ret_fd, struct error *err)
+{
+    _cleanup_(buffer_free) struct buffer bytes = {0};
+
+    int r = manifest_write(loading->config, loading->config_len, loading->dir, loading->layout,
+                           &bytes, err);
+    if (r < 0)
+        return r;
+    _cleanup_fd_ int fd = memfd_create("ember-manifest", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0)
+        return error_sys(err, errno, "memfd for the manifest");
+    r = fd_write_all(fd, bytes.data, bytes.len, "manifest", err);
+    if (r == 0 &&
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
+        r = error_sys(err, errno, "sealing the manifest");
+    if (r == 0)
+        *ret_fd = TAKE_FD(fd);
+    return r;
+}
+
+/* Those who cannot attach early attach later: nothing here fails the load. */
+static void tell_attachable(struct loading *loading)
+{
+    const struct load_options *options = loading->options;
+    _cleanup_fd_ int weights = -1, manifest = -1;
+
+    if (!options->attachable || filling_create(&loading->filling, NULL) < 0 ||
+        resident_share_early(loading->resident, &weights, NULL) < 0 ||
+        write_manifest(loading, &manifest, NULL) < 0)
+        return;
+    options->attachable(options->ctx, weights, manifest, filling_fd(loading->filling));
+}
+
+int loading_begin(struct loading *loading, const struct model *model, struct error *err)
+{
+    const struct load_options *options = loading->options;
+    int r = 0;
+
+    if (options->admit)
+        r = options->admit(options->ctx, model_info(model), loading->layout->bytes, err);
+    if (r == 0)
+        r = resident_create("ember-weights", loading->layout->bytes, &loading->resident, err);
+    if (r == 0)
+        tell_attachable(loading);
+    return r;
+}
+
+int loading_end(struct loading *loading, struct loaded *ret, struct error *err)
+{
+    _cleanup_fd_ int weights = -1, manifest = -1;
+
+    int r = resident_seal(loading->resident, err);
+    if (r == 0 && (weights = fcntl(resident_fd(loading->resident), F_DUPFD_CLOEXEC, 0)) < 0)
+        r = error_sys(err, errno, "descriptor of the weights");
+    if (r == 0)
+        r = write_manifest(loading, &manifest, err);
+    if (r < 0)
+        return r;
+    if (loading->filling)
+        filling_done(loading->filling, &loading->layout->digest);
+    ret->weights = TAKE_FD(weights);
+    ret->manifest = TAKE_FD(manifest);
+    ret->bytes = loading->layout->bytes;
+    ret->digest = loading->layout->digest;
+    ret->ms = clock_ms_since(loading->start_ns);
+    return 0;
+}
+
+void loading_clear(struct loading *loading)
+{
+    if (loading->filling)
+        filling_fail(loading->filling); /* says nothing when it is done */
+    filling_free(loading->filling);
+    resident_free(loading->resident);
+}
+
+/* ---- chunks ---- */
 
 static int cut(const struct weights_layout *layout, struct load *load, struct error *err)
 {
@@ -77,214 +147,198 @@ static int cut(const struct weights_layout *layout, struct load *load, struct er
     return 0;
 }
 
-static int pwrite_all(int fd, const char *data, size_t n, uint64_t offset, struct error *err)
+/* Chunks that begin in one block. The arena is there up to where the next item begins. */
+static int make_items(const struct load *load, const struct weights_layout *layout,
+                      struct fill *fill, struct error *err)
 {
-    for (size_t done = 0; done < n;) {
-        ssize_t r = fault_hit(FAULT_WRITE)
-                        ? (errno = ENOSPC, -1)
-                        : pwrite(fd, data + done, n - done, (off_t)(offset + done));
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r < 0)
-            return error_sys(err, errno, "weights: write of %zu bytes into memory", n - done);
-        done += (size_t)r;
+    fill->items = mem_alloc(load->n_chunks, sizeof *fill->items);
+    if (!fill->items)
+        return error_set(err, ENOMEM, "no memory for a list of %zu chunks", load->n_chunks);
+    for (size_t i = 0; i < load->n_chunks; i++) {
+        const struct chunk *chunk = &load->chunks[i];
+        struct fill_item *item = fill->n_items ? &fill->items[fill->n_items - 1] : NULL;
+        if (!item || item->at / FILL_BLOCK != chunk->to / FILL_BLOCK) {
+            if (item)
+                item->end = chunk->to;
+            item = &fill->items[fill->n_items++];
+            *item = (struct fill_item){.at = chunk->to, .first = i};
+        }
+        item->n++;
+        item->bytes += chunk->bytes;
     }
+    if (fill->n_items)
+        fill->items[fill->n_items - 1].end = layout->bytes;
     return 0;
 }
 
-/*
- * A page that is written whole is not zeroed first, so write(2) beats a mapping; but a memfd of
- * explicit huge pages takes no write(2).
- */
-static int put(struct load *load, const char *data, const struct chunk *chunk, struct error *err)
-{
-    if (resident_page(load->resident) == (uint64_t)sysconf(_SC_PAGESIZE))
-        return pwrite_all(resident_fd(load->resident), data, chunk->bytes, chunk->to, err);
-    memcpy((char *)resident_data(load->resident) + chunk->to, data, chunk->bytes);
-    return 0;
-}
-
-static int load_chunk(struct load *load, size_t index, char *buffer, struct error *err)
-{
-    const struct chunk *chunk = &load->chunks[index];
-    int r;
-
-    fault_hit(FAULT_LOAD_MID);
-    r = weight_source_read(load->checkpoint, chunk->weight, chunk->source, chunk->first, buffer,
-                           chunk->bytes, err);
-    if (r < 0)
-        return r;
-    load->digests[index] = digest_of(buffer, chunk->bytes);
-    return put(load, buffer, chunk, err);
-}
-
-static void *worker(void *arg)
-{
-    struct load *load = arg;
-    _cleanup_free_ char *buffer = mem_alloc(CHUNK_BYTES, 1);
-    struct error error = {0};
-    int r = buffer ? 0 : error_set(&error, ENOMEM, "no memory for a read buffer");
-
-    while (r == 0 && !atomic_load(&load->stop)) {
-        size_t index = atomic_fetch_add(&load->next, 1);
-        if (index >= load->n_chunks)
-            break;
-        r = load_chunk(load, index, buffer, &error);
-        atomic_fetch_add(&load->done, load->chunks[index].bytes);
-    }
-    pthread_mutex_lock(&load->lock);
-    if (r < 0 && !load->error.code)
-        load->error = error;
-    if (r < 0)
-        atomic_store(&load->stop, true);
-    load->running--;
-    pthread_cond_signal(&load->changed);
-    pthread_mutex_unlock(&load->lock);
-    return NULL;
-}
-
-static uint32_t thread_count(uint32_t asked)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-
-    return asked ? MIN(asked, THREADS_MAX) : (uint32_t)MIN(MAX(n, 1), THREADS_MAX);
-}
-
-/* Waits for the workers, telling how far they are every 50 ms. */
-static void watch(struct load *load, const struct load_options *options, uint64_t total)
-{
-    pthread_mutex_lock(&load->lock);
-    while (load->running) {
-        struct timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_nsec += 50 * 1000 * 1000;
-        if (until.tv_nsec >= 1000000000) {
-            until.tv_sec++;
-            until.tv_nsec -= 1000000000;
-        }
-        pthread_cond_timedwait(&load->changed, &load->lock, &until);
-        if (!options->progress || atomic_load(&load->stop))
-            continue;
-        pthread_mutex_unlock(&load->lock);
-        int r = options->progress(options->ctx, atomic_load(&load->done), total);
-        pthread_mutex_lock(&load->lock);
-        if (r && !load->error.code) {
-            error_set(&load->error, ECANCELED, "the load was cancelled");
-            atomic_store(&load->stop, true);
-        }
-    }
-    pthread_mutex_unlock(&load->lock);
-}
-
-static int run_workers(struct load *load, const struct load_options *options, uint64_t total,
+static int load_chunks(struct fill *fill, const struct fill_item *item, uint8_t *buffer,
                        struct error *err)
 {
-    uint32_t n = thread_count(options->threads), started = 0;
-    pthread_t threads[THREADS_MAX];
+    struct load *load = fill->ctx;
 
-    pthread_mutex_init(&load->lock, NULL);
-    pthread_cond_init(&load->changed, NULL);
-    load->running = n;
-    for (; started < n; started++)
-        if (pthread_create(&threads[started], NULL, worker, load))
-            break;
-    if (!started)
-        worker(load);
-    pthread_mutex_lock(&load->lock);
-    load->running -= started ? n - started : n - 1;
-    pthread_mutex_unlock(&load->lock);
-    watch(load, options, total);
-    for (uint32_t i = 0; i < started; i++)
-        pthread_join(threads[i], NULL);
-    pthread_cond_destroy(&load->changed);
-    pthread_mutex_destroy(&load->lock);
-    if (load->error.code) {
-        *(err ? err : &(struct error){0}) = load->error;
-        return load->error.code;
+    for (size_t i = item->first; i < item->first + item->n; i++) {
+        const struct chunk *chunk = &load->chunks[i];
+        uint8_t *to = fill_place(fill, chunk->to, buffer);
+        int r = weight_source_read(load->checkpoint, chunk->weight, chunk->source, chunk->first, to,
+                                   chunk->bytes, err);
+        if (r < 0)
+            return r;
+        load->digests[i] = digest_of(to, chunk->bytes);
+        r = fill_put(fill, to, chunk->to, chunk->bytes, err);
+        if (r < 0)
+            return r;
     }
     return 0;
 }
 
-static int fill(const struct checkpoint *checkpoint, struct weights_layout *layout,
-                struct resident *resident, const struct load_options *options, struct error *err)
+int load_range(const struct checkpoint *checkpoint, const struct weights_layout *layout,
+               uint64_t at, uint64_t n, uint8_t *to, struct error *err)
 {
-    struct load load = {.checkpoint = checkpoint, .resident = resident};
-    uint64_t total = 0;
+    struct load load = {.checkpoint = checkpoint};
+    _cleanup_free_ uint8_t *buffer = mem_alloc(CHUNK_BYTES, 1);
+    int r =
+        buffer ? cut(layout, &load, err) : error_set(err, ENOMEM, "no memory for a read buffer");
 
-    int r = cut(layout, &load, err);
-    for (size_t i = 0; i < load.n_chunks; i++)
-        total += load.chunks[i].bytes;
-    if (r == 0)
-        r = run_workers(&load, options, total, err);
-    if (r == 0)
-        layout->digest = digest_of(load.digests, load.n_chunks * sizeof *load.digests);
-    if (r == 0 && options->progress)
-        options->progress(options->ctx, total, total);
+    memset(to, 0, n);
+    for (size_t i = 0; i < load.n_chunks && r == 0; i++) {
+        const struct chunk *chunk = &load.chunks[i];
+        uint64_t first = MAX(chunk->to, at), last = MIN(chunk->to + chunk->bytes, at + n);
+        if (first >= last)
+            continue;
+        r = weight_source_read(checkpoint, chunk->weight, chunk->source, chunk->first, buffer,
+                               chunk->bytes, err);
+        if (r == 0)
+            memcpy(to + (first - at), buffer + (first - chunk->to), last - first);
+    }
     free(load.chunks);
     free(load.digests);
     return r;
 }
 
-static int write_manifest(const struct checkpoint *checkpoint, const struct weights_layout *layout,
-                          int *ret_fd, struct error *err)
+static int fill_from_checkpoint(const struct checkpoint *checkpoint, struct loading *loading,
+                                struct error *err)
 {
-    _cleanup_(buffer_free) struct buffer bytes = {0};
-    size_t config_len;
-    const char *config = checkpoint_config(checkpoint, &config_len);
+    struct load load = {.checkpoint = checkpoint};
+    struct fill fill = {.work = load_chunks,
+                        .buffer_bytes = CHUNK_BYTES,
+                        .ctx = &load,
+                        .options = loading->options,
+                        .resident = loading->resident,
+                        .filling = loading->filling};
 
-    int r = manifest_write(config, config_len, checkpoint_dir(checkpoint), layout, &bytes, err);
+    int r = cut(loading->layout, &load, err);
+    if (r == 0)
+        r = make_items(&load, loading->layout, &fill, err);
+    if (r == 0)
+        r = fill_run(&fill, err);
+    if (r == 0)
+        loading->layout->digest = digest_of(load.digests, load.n_chunks * sizeof *load.digests);
+    free(fill.items);
+    free(load.chunks);
+    free(load.digests);
+    return r;
+}
+
+/* ---- checkpoints ---- */
+
+/* Whether any tensor is not kept as it is stored. */
+static bool converts(const struct weights_layout *layout)
+{
+    for (uint32_t i = 0; i < layout->n_sources; i++) {
+        const struct weight_source *s = &layout->sources[i];
+        if (s->columns || (s->convert != CONVERT_NONE && s->convert != CONVERT_COPY))
+            return true;
+    }
+    return false;
+}
+
+static int load_opened(const struct checkpoint *checkpoint, const struct load_options *options,
+                       struct loaded *ret, struct error *err)
+{
+    _cleanup_(model_freep) struct model *model = NULL;
+    _cleanup_(weights_layout_freep) struct weights_layout *layout = NULL;
+    struct loading loading = {
+        .options = options, .dir = checkpoint_dir(checkpoint), .start_ns = clock_ns()};
+    struct loaded loaded = *ret;
+
+    loading.config = checkpoint_config(checkpoint, &loading.config_len);
+    int r = model_from_config(loading.config, loading.config_len, loading.dir, &model, err);
+    if (r == 0)
+        r = model_layout(model, checkpoint, &layout, err);
+    loading.layout = layout;
+    if (r == 0)
+        r = loading_begin(&loading, model, err);
+    if (r == 0)
+        r = fill_from_checkpoint(checkpoint, &loading, err);
+    if (r == 0)
+        r = loading_end(&loading, &loaded, err);
+    loading_clear(&loading);
     if (r < 0)
         return r;
-    _cleanup_fd_ int fd = memfd_create("ember-manifest", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (fd < 0)
-        return error_sys(err, errno, "memfd for the manifest");
-    r = fd_write_all(fd, bytes.data, bytes.len, "manifest", err);
-    if (r == 0 &&
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL) < 0)
-        r = error_sys(err, errno, "sealing the manifest");
-    if (r == 0)
-        *ret_fd = TAKE_FD(fd);
-    return r;
+    loaded.converted = converts(layout);
+    loaded.key = checkpoint_key(checkpoint);
+    *ret = loaded;
+    return 0;
 }
 
 int load_checkpoint(const char *dir, const struct load_options *options, struct loaded *ret,
                     struct error *err)
 {
     _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
-    _cleanup_(model_freep) struct model *model = NULL;
-    _cleanup_(weights_layout_freep) struct weights_layout *layout = NULL;
-    _cleanup_(resident_freep) struct resident *resident = NULL;
     struct loaded loaded = {.weights = -1, .manifest = -1};
-    uint64_t start = clock_ns();
-    size_t config_len;
 
     int r = checkpoint_open(dir, &checkpoint, err);
+    if (r == 0)
+        r = load_opened(checkpoint, options, &loaded, err);
+    if (r == 0)
+        *ret = loaded;
+    return r;
+}
+
+/* ---- either ---- */
+
+/*
+ * The checkpoint's own pack, if there is one. What is wrong with it is no reason not to load: 1,
+ * with a notice. Once memory has been admitted an error is final.
+ */
+static int try_pack(const struct checkpoint *checkpoint, const struct load_options *options,
+                    struct loaded *ret, struct error *err)
+{
+    _cleanup_free_ char *path = packs_path(options->packs, checkpoint);
+    _cleanup_(pack_freep) struct pack *pack = NULL;
+    struct error why = {0};
+
+    if (access(path, F_OK) < 0)
+        return 1;
+    int r = pack_open(path, &pack, &why);
+    if (r < 0) {
+        snprintf(ret->notice, sizeof ret->notice, "%s", error_text(&why));
+        unlink(path); /* it is of no use to anybody, and another one will be written */
+        return 1;
+    }
+    pack_free(TAKE(pack));
+    packs_used(path);
+    r = load_pack(path, options, ret, err);
+    if (r == 0 && ret->repaired)
+        unlink(path);
+    return r;
+}
+
+int load_model(const char *path, const struct load_options *options, struct loaded *ret,
+               struct error *err)
+{
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
+    struct loaded loaded = {.weights = -1, .manifest = -1};
+
+    if (pack_looks_like(path))
+        return load_pack(path, options, ret, err);
+    int r = checkpoint_open(path, &checkpoint, err);
     if (r < 0)
         return r;
-    const char *config = checkpoint_config(checkpoint, &config_len);
-    r = model_from_config(config, config_len, dir, &model, err);
+    r = options->packs && *options->packs ? try_pack(checkpoint, options, &loaded, err) : 1;
+    if (r == 1)
+        r = load_opened(checkpoint, options, &loaded, err);
     if (r == 0)
-        r = model_layout(model, checkpoint, &layout, err);
-    if (r == 0 && options->admit)
-        r = options->admit(options->ctx, model_info(model), layout->bytes, err);
-    if (r == 0)
-        r = resident_create("ember-weights", layout->bytes, &resident, err);
-    if (r == 0)
-        r = fill(checkpoint, layout, resident, options, err);
-    if (r == 0)
-        r = resident_seal(resident, err);
-    if (r == 0 && (loaded.weights = fcntl(resident_fd(resident), F_DUPFD_CLOEXEC, 0)) < 0)
-        r = error_sys(err, errno, "descriptor of the weights");
-    if (r == 0)
-        r = write_manifest(checkpoint, layout, &loaded.manifest, err);
-    if (r < 0) {
-        loaded_close(&loaded);
-        return r;
-    }
-    loaded.bytes = layout->bytes;
-    loaded.digest = layout->digest;
-    loaded.ms = clock_ms_since(start);
-    *ret = loaded;
-    return 0;
+        *ret = loaded;
+    return r;
 }

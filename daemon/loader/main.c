@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ember-loader: one per load. Takes the checkpoint's path over the link, says what it needs, waits
+ * ember-loader: one per load. Takes the path of a checkpoint or pack over the link, says what it needs, waits
  * to be admitted, loads, hands weights and manifest over as sealed descriptors and exits. It dies
  * with emberd (the link closes).
  */
@@ -91,8 +91,11 @@ static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
     struct error err = {0};
     char hex[DIGEST_HEX_SIZE];
 
-    if (load_checkpoint(start->path, &options, &loaded, &err) < 0)
+    if (load_model(start->path, &options, &loaded, &err) < 0)
         return fail(loader, &err);
+    if (*loaded.notice)
+        log_warn("a pack was not used as it is", "path=%s reason=\"%s\"", start->path,
+                 loaded.notice);
     Ember__V1__LoaderDone done = EMBER__V1__LOADER_DONE__INIT;
     Ember__V1__FromLoader from = EMBER__V1__FROM_LOADER__INIT;
     done.digest = digest_hex(&loaded.digest, hex);

@@ -259,7 +259,8 @@ struct mgr_model *mgr_model_find(struct mgr *mgr, const char *name);
  */
 int mgr_model_register(struct mgr *mgr, const char *name, const char *path, struct mgr_model **ret,
                        struct error *err);
-/* The name that a folder gives its model: its last component. -EINVAL when there is none. */
+/* The name that a folder or pack gives its model: its last component, without ".pack". -EINVAL when
+ * there is none. */
 int mgr_model_name_of(const char *path, char name[MGR_NAME_MAX + 1], struct error *err);
 /* Checks a path from outside and strips trailing slashes. The caller frees *ret. */
 int mgr_model_path_check(const char *path, char **ret, struct error *err);

@@ -30,6 +30,8 @@ int mgr_model_name_of(const char *path, char name[MGR_NAME_MAX + 1], struct erro
     size_t start = len;
     while (start && path[start - 1] != '/')
         start--;
+    if (len - start > 5 && !strncmp(path + len - 5, ".pack", 5))
+        len -= 5;
     if (start == len || len - start > MGR_NAME_MAX)
         return error_set(err, EINVAL, "%s: its last component is no name for a model; give one",
                          path);

@@ -1,0 +1,217 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Loading a pack: each segment is read where it belongs and checked there. A segment that is in the
+ * page cache is read from it; one that is not is read past it (O_DIRECT), so that a load neither
+ * waits for the copy nor drives out what others have there.
+ */
+#include "engine/load_private.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/fd.h"
+#include "model/pack.h"
+
+struct pack_load {
+    const struct pack *pack;
+    const char *path;
+    int direct; /* the file again, O_DIRECT; -1: not here */
+    pthread_mutex_t lock;
+    struct checkpoint *checkpoint; /* opened when a segment is damaged, under the lock */
+    struct model *model;
+    struct weights_layout *layout;
+    struct loaded *result;
+};
+
+/* ---- reading ---- */
+
+static bool cached(const struct pack *pack, uint64_t at)
+{
+    char byte;
+    struct iovec one = {&byte, 1};
+
+    return preadv2(pack_fd(pack), &one, 1, (off_t)at, RWF_NOWAIT) == 1;
+}
+
+/* False: it could not be read that way; nothing has been decided. */
+static bool read_direct(const struct pack_load *load, uint32_t i, uint8_t *to)
+{
+    uint64_t at = pack_segment_file_at(load->pack, i);
+    size_t n = pack_segment_bytes(load->pack, i);
+
+    if (load->direct < 0 || n % 4096 || (uintptr_t)to % 4096 || cached(load->pack, at))
+        return false;
+    for (size_t done = 0; done < n;) {
+        ssize_t r = pread(load->direct, to + done, n - done, (off_t)(at + done));
+        if (r < 0 && errno == EINTR)
+            continue;
+        if (r <= 0 || r % 4096)
+            return false;
+        done += (size_t)r;
+    }
+    return true;
+}
+
+static int read_segment(const struct pack_load *load, uint32_t i, uint8_t *to, struct error *err)
+{
+    if (!read_direct(load, i, to))
+        return pack_segment_read(load->pack, i, to, err);
+    if (fault_hit(FAULT_PACK_READ))
+        *to ^= 1;
+    struct digest found = digest_of(to, pack_segment_bytes(load->pack, i));
+    return pack_segment_check(load->pack, i, &found, err);
+}
+
+/* ---- damage ---- */
+
+/* The checkpoint that the pack was made from, unchanged. */
+static int open_source(struct pack_load *load, struct error *err)
+{
+    const struct weights_layout *want = pack_layout(load->pack);
+    size_t len;
+
+    if (load->layout)
+        return 0;
+    if (*pack_info(load->pack)->recipe)
+        return error_set(err, ENOTSUP, "it was quantised here (%s)", pack_info(load->pack)->recipe);
+    int r = load->checkpoint ? 0 : checkpoint_open(pack_dir(load->pack), &load->checkpoint, err);
+    if (r < 0)
+        return r;
+    struct digest key = checkpoint_key(load->checkpoint);
+    if (!digest_equal(&key, &pack_info(load->pack)->key))
+        return error_set(err, ESTALE, "%s has changed since it was packed", pack_dir(load->pack));
+    const char *config = checkpoint_config(load->checkpoint, &len);
+    if (!load->model)
+        r = model_from_config(config, len, pack_dir(load->pack), &load->model, err);
+    if (r == 0)
+        r = model_layout(load->model, load->checkpoint, &load->layout, err);
+    if (r == 0 && load->layout->bytes != want->bytes) {
+        weights_layout_free(TAKE(load->layout));
+        return error_set(err, ESTALE, "%s is laid out otherwise", pack_dir(load->pack));
+    }
+    return r;
+}
+
+/* Makes segment i from the checkpoint; `why` is what was wrong with it. */
+static int make_again(struct pack_load *load, uint32_t i, uint8_t *to, const struct error *why,
+                      struct error *err)
+{
+    struct error other = {0};
+    uint32_t n = pack_segment_bytes(load->pack, i);
+
+    pthread_mutex_lock(&load->lock);
+    int r = open_source(load, &other);
+    if (r == 0)
+        r = load_range(load->checkpoint, load->layout, pack_segment_at(load->pack, i), n, to,
+                       &other);
+    if (r == 0) {
+        struct digest found = digest_of(to, n);
+        r = pack_segment_check(load->pack, i, &found, NULL) < 0
+                ? error_set(&other, ESTALE, "%s gives other bytes", pack_dir(load->pack))
+                : 0;
+    }
+    if (r == 0) {
+        load->result->repaired++;
+        snprintf(load->result->notice, sizeof load->result->notice, "%.160s; made again from %.80s",
+                 why->text, pack_dir(load->pack));
+    }
+    pthread_mutex_unlock(&load->lock);
+    if (r == 0)
+        return 0;
+    return error_set(err, EBADMSG, "%s; it cannot be made again: %s", why->text,
+                     error_text(&other));
+}
+
+static int load_segment(struct fill *fill, const struct fill_item *item, uint8_t *buffer,
+                        struct error *err)
+{
+    struct pack_load *load = fill->ctx;
+    uint8_t *to = fill_place(fill, item->at, buffer);
+    uint32_t i = (uint32_t)item->first;
+    struct error why = {0};
+
+    int r = read_segment(load, i, to, &why);
+    if (r < 0)
+        r = make_again(load, i, to, &why, err);
+    return r < 0 ? r : fill_put(fill, to, item->at, (size_t)item->bytes, err);
+}
+
+/* ---- the load ---- */
+
+static int fill_from_pack(struct pack_load *load, struct loading *loading, struct error *err)
+{
+    const struct pack_info *info = pack_info(load->pack);
+    struct fill fill = {.work = load_segment,
+                        .buffer_bytes = info->segment_bytes,
+                        .ctx = load,
+                        .options = loading->options,
+                        .resident = loading->resident,
+                        .filling = loading->filling,
+                        .n_items = info->segments};
+
+    fill.items = mem_alloc(info->segments, sizeof *fill.items);
+    if (!fill.items)
+        return error_set(err, ENOMEM, "%s: no memory for %u segments", load->path, info->segments);
+    for (uint32_t i = 0; i < info->segments; i++) {
+        uint64_t at = pack_segment_at(load->pack, i), n = pack_segment_bytes(load->pack, i);
+        fill.items[i] = (struct fill_item){.at = at, .bytes = n, .end = at + n, .first = i};
+    }
+    int r = fill_run(&fill, err);
+    free(fill.items);
+    return r;
+}
+
+/* The checkpoint's folder holds the tokenizer; a pack that was moved to another host has its own.
+ */
+static char *tokenizer_dir(const struct pack *pack, const char *path)
+{
+    _cleanup_free_ char *config = x_printf("%s/config.json", pack_dir(pack));
+    const char *slash = strrchr(path, '/');
+
+    if (access(config, R_OK) == 0)
+        return x_strdup(pack_dir(pack));
+    return slash ? x_strndup(path, (size_t)(slash - path)) : x_strdup(".");
+}
+
+int load_pack(const char *path, const struct load_options *options, struct loaded *ret,
+              struct error *err)
+{
+    _cleanup_(pack_freep) struct pack *pack = NULL;
+    struct loaded loaded = {.weights = -1, .manifest = -1, .from_pack = true};
+    struct loading loading = {.options = options, .start_ns = clock_ns()};
+
+    int r = pack_open(path, &pack, err);
+    if (r < 0)
+        return r;
+    _cleanup_free_ char *dir = tokenizer_dir(pack, path);
+    struct pack_load load = {.pack = pack,
+                             .path = path,
+                             .direct = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT),
+                             .result = &loaded};
+    pthread_mutex_init(&load.lock, NULL);
+    loading.config = pack_config(pack, &loading.config_len);
+    loading.dir = dir;
+    loading.layout = (struct weights_layout *)pack_layout(pack); /* its digest is the pack's */
+    loaded.key = pack_info(pack)->key;
+    r = loading_begin(&loading, pack_model(pack), err);
+    if (r == 0)
+        r = fill_from_pack(&load, &loading, err);
+    if (r == 0)
+        r = loading_end(&loading, &loaded, err);
+    loading_clear(&loading);
+    weights_layout_free(load.layout);
+    model_free(load.model);
+    checkpoint_free(load.checkpoint);
+    fd_close(load.direct);
+    pthread_mutex_destroy(&load.lock);
+    if (r == 0)
+        *ret = loaded;
+    return r;
+}
