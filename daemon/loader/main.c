@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ember-loader: one per load. Takes the path of a checkpoint or pack over the link, says what it needs, waits
- * to be admitted, loads, hands weights and manifest over as sealed descriptors and exits. It dies
- * with emberd (the link closes).
+ * ember-loader: one per load. Takes the path of a checkpoint or pack over the link, says what it
+ * needs, waits to be admitted, loads, hands weights and manifest over as sealed descriptors and
+ * exits. It dies with emberd (the link closes).
  */
 #include <errno.h>
 #include <signal.h>
