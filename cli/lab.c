@@ -22,11 +22,10 @@
 
 #define READY_TIMEOUT_MS 120000
 
-/* Beside emberctl, or where the build tree and the installation have it. */
-static char *find_emberd(void)
+char *lab_program(const char *name)
 {
-    static const char *const places[] = {"emberd", "../daemon/emberd", "../sbin/emberd",
-                                         "../libexec/ember/emberd"};
+    static const char *const places[] = {"", "../daemon/", "../sbin/", "../bin/",
+                                         "../libexec/ember/"};
     char self[4096];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
 
@@ -35,7 +34,7 @@ static char *find_emberd(void)
     if (slash)
         *slash = 0;
     for (size_t i = 0; i < ARRAY_LEN(places); i++) {
-        char *path = x_printf("%s/%s", self, places[i]);
+        char *path = x_printf("%s/%s%s", self, places[i], name);
         if (access(path, X_OK) == 0)
             return path;
         free(path);
@@ -210,7 +209,7 @@ static void exec_emberd(const struct lab *lab, const char *program,
 int lab_start(struct lab *lab, const struct lab_options *options, bool with_store,
               struct error *err)
 {
-    _cleanup_free_ char *program = find_emberd();
+    _cleanup_free_ char *program = lab_program("emberd");
 
     if (!program)
         return error_set(err, ENOENT, "emberd is not beside emberctl; build it first");

@@ -38,6 +38,10 @@ struct lab_options {
     uint64_t kv_bytes; /* of each instance; 0: the daemon's default */
 };
 
+/* Where a program of ours is: beside emberctl, or where the build tree and the installation have
+ * it. The caller frees it; NULL: nowhere. */
+char *lab_program(const char *name);
+
 int lab_new(struct lab *lab, struct error *err);
 /* Starts emberd and waits for READY=1. with_store hands the stored descriptors over as systemd
  * does. */

@@ -113,6 +113,14 @@ static const struct verb_option pack_options[] = {
     {"output", VALUE_PATH, .letter = 'o', .help = "the pack's file (default: DIR.pack)"},
     {"rate", VALUE_BYTES, .fallback = "0", .help = "bytes a second to write at most; 0: no limit"},
     {0}};
+static const struct verb_option bench_serve_options[] = {
+    {"output", VALUE_INT, .fallback = "48", .limits = "8..1000", .help = "tokens of a stream"},
+    {"prompt", VALUE_INT, .fallback = "256", .limits = "8..1000",
+     .help = "tokens of the prompts whose first token is waited for"},
+    {"kv-mib", VALUE_INT, .fallback = "1024", .limits = "16..1000000",
+     .help = "KV memory of the instance, MiB"},
+    {"dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"},
+    {0}};
 static const struct verb_option synth_options[] = {
     {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000",
      .help = "only so many layers; 0: all"},
@@ -232,6 +240,14 @@ static const struct verb verbs[] = {
     {"pack verify", "FILE...", "read packs and compare every checksum",
      "Damaged segments are named with their tensors; exit 1 when there are any.", NULL,
      "pack verify /packs/*.pack\t\n", run_pack_verify},
+    {"bench serve", "[SHAPE|DIR...]", "measure serving, on a private emberd and gateway",
+     "Scheduler and gateway costs, streams together against one alone, times to the first token "
+     "alone, under load, with a shared prefix and from a parked model, fairness, an instance "
+     "killed "
+     "under 32 streams, scrapes of /metrics; each beside its target. SHAPE (see bench spawn; "
+     "default "
+     "qwen3-0.6b) gets a made-up tokenizer.",
+     bench_serve_options, "bench serve tiny\t\n", run_bench_serve},
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",
      "CONFIG is a real config.json or the name of a shape (see bench spawn). No tokenizer is "
      "written: "

@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/verbs.h"
+#include "scheduler/bench.h"
 #include "sim.h"
 
 static const struct verb_option run_options[] = {
@@ -145,62 +146,6 @@ static int run_run(const struct verb_call *call)
 
 /* ---- bench ---- */
 
-#define WARM_UP 200 /* prompts are through by then */
-#define STRETCH 200
-
-/* Mean cost, in the best stretch, of a step of n decoding sequences: planned and taken back, two in
- * flight. */
-static double bench(uint32_t n, uint32_t rounds, struct error *err)
-{
-    _cleanup_(sched_freep) struct sched *sched = NULL;
-    struct sched_model *model;
-    struct sched_instance *instance;
-    struct sched_config sc = {.hash_seed = 1};
-    struct sched_model_config mc = {.page_size = 16, .max_queue = n};
-    struct sched_limits limits = {n * 300, 16, 8192, n, 1u << 20, true};
-    _cleanup_free_ uint32_t *prompt = x_alloc(256 * sizeof *prompt);
-    _cleanup_free_ struct sched_seq_result *results = x_alloc(n * sizeof *results);
-    struct sched_step steps[2];
-    uint32_t retry, in_flight = 0;
-    uint64_t now = 0, id;
-
-    if (sched_new(&sc, &sched, err) < 0 || sched_model_add(sched, &mc, &model, err) < 0 ||
-        sched_instance_add(model, &limits, NULL, now, &instance, err) < 0)
-        return -1;
-    for (uint32_t i = 0; i < n; i++) {
-        prompt[0] = i;
-        struct sched_request r = {.model = model,
-                                  .client = i % 16,
-                                  .prompt = prompt,
-                                  .n_prompt = 256,
-                                  .max_tokens = 4000,
-                                  .user = NULL};
-        if (sched_submit(sched, &r, now, &id, &retry, err))
-            return -1;
-    }
-    double best = INFINITY; /* of several stretches: others use this processor, too */
-    uint64_t start = 0;
-    for (uint32_t i = 0; i < WARM_UP + rounds * STRETCH; i++) {
-        if (i >= WARM_UP && (i - WARM_UP) % STRETCH == 0) {
-            if (i > WARM_UP)
-                best = fmin(best, (double)(clock_ns() - start) / 1e3 / STRETCH);
-            start = clock_ns();
-        }
-        while (in_flight < 2 && sched_next_step(instance, now, &steps[in_flight]))
-            in_flight++;
-        for (uint32_t s = 0; s < steps[0].n_samples; s++)
-            results[s].token = i * 31 + s;
-        struct sched_result result = {
-            .step = steps[0].id, .seqs = results, .n_seqs = steps[0].n_samples};
-        if (sched_step_done(instance, &result, now += 1000, err) < 0)
-            return -1;
-        steps[0] = steps[1];
-        in_flight--;
-    }
-    best = fmin(best, (double)(clock_ns() - start) / 1e3 / STRETCH);
-    return best;
-}
-
 static int run_bench(const struct verb_call *call)
 {
     static const struct {
@@ -211,8 +156,8 @@ static int run_bench(const struct verb_call *call)
 
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         struct error err = {0};
-        double us = bench(sizes[i].n, 10, &err);
-        if (us < 0) {
+        double us;
+        if (sched_bench(sizes[i].n, 10, clock_ns, &us, &err) < 0) {
             fprintf(stderr, "ember-sim: %s\n", error_text(&err));
             return 1;
         }
