@@ -230,6 +230,13 @@ int cache_iterate(struct cache *cache, int (*callback)(void *ctx, const struct c
  */
 int cache_explain_miss(struct cache *cache, const struct cache_key *key, char *buf, size_t size);
 
+/*
+ * The same in one word for a counter: the name of the factor that differs ("device", "compiler",
+ * "plan"), "several", "absent" when nothing like it is stored, "damaged", or "unknown".
+ */
+#define CACHE_CAUSE_MAX (CACHE_NAME_MAX + 1)
+void cache_miss_cause(struct cache *cache, const struct cache_key *key, char ret[CACHE_CAUSE_MAX]);
+
 struct cache_verify_result {
     uint64_t checked, damaged, bytes;
 };

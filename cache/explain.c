@@ -95,19 +95,29 @@ static void conclude(struct search *s, struct buffer *text)
         buffer_printf(text, "the same factors are stored in another order");
 }
 
-int cache_explain_miss(struct cache *cache, const struct cache_key *key, char *buf, size_t size)
+/* Looks for the nearest entry; the caller frees search->factors. */
+static int look(struct cache *cache, const struct cache_key *key, struct search *search,
+                struct error *err)
 {
     _cleanup_(store_read_endp) struct store_read *read = NULL;
-    struct search search = {.key = key};
-    struct buffer text = {0};
-    struct error err = {0};
-    int r = cache_check_process(cache, &err);
+    int r = cache_check_process(cache, err);
 
+    search->key = key;
     if (!r)
-        r = store_read_begin(cache->store, &read, &err);
+        r = store_read_begin(cache->store, &read, err);
     if (!r)
         r = store_scan_subject(read, key->kind, checksum_of(key->subject, strlen(key->subject)),
-                               consider, &search, &err);
+                               consider, search, err);
+    return r;
+}
+
+int cache_explain_miss(struct cache *cache, const struct cache_key *key, char *buf, size_t size)
+{
+    struct search search = {0};
+    struct buffer text = {0};
+    struct error err = {0};
+
+    int r = look(cache, key, &search, &err);
     if (r < 0)
         snprintf(buf, size, "cannot tell why: %s", error_text(&err));
     else {
@@ -117,4 +127,40 @@ int cache_explain_miss(struct cache *cache, const struct cache_key *key, char *b
     buffer_free(&text);
     buffer_free(&search.factors);
     return r < 0 ? r : 0;
+}
+
+/* The name of the one factor that differs. */
+static void name_difference(const struct search *s, char ret[CACHE_CAUSE_MAX])
+{
+    struct cache_factor now, then;
+    const struct buffer *key = &s->key->factors;
+
+    for (size_t pos = 0; cache_factor_next(key->data, key->len, &pos, &now);) {
+        if (find_factor(s->factors.data, s->factors.len, now.name, &then) &&
+            same_value(&now, &then))
+            continue;
+        snprintf(ret, CACHE_CAUSE_MAX, "%s", now.name);
+        return;
+    }
+    for (size_t pos = 0; cache_factor_next(s->factors.data, s->factors.len, &pos, &then);)
+        if (!find_factor(key->data, key->len, then.name, &now))
+            snprintf(ret, CACHE_CAUSE_MAX, "%s", then.name);
+}
+
+void cache_miss_cause(struct cache *cache, const struct cache_key *key, char ret[CACHE_CAUSE_MAX])
+{
+    struct search search = {0};
+
+    int r = look(cache, key, &search, NULL);
+    if (r < 0)
+        snprintf(ret, CACHE_CAUSE_MAX, "unknown");
+    else if (search.exact || (!search.best_created && search.damaged))
+        snprintf(ret, CACHE_CAUSE_MAX, "damaged");
+    else if (!search.best_created)
+        snprintf(ret, CACHE_CAUSE_MAX, "absent");
+    else if (search.best != 1)
+        snprintf(ret, CACHE_CAUSE_MAX, "several");
+    else
+        name_difference(&search, ret);
+    buffer_free(&search.factors);
 }

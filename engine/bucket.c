@@ -23,13 +23,18 @@ struct capture {
     const struct engine *engine;
     struct ember_device *device;
     const struct plan *plan;
+    struct cache *cache; /* NULL: none is asked */
+    const struct cache_key *key;
+    char cause[CACHE_CAUSE_MAX];
 };
 
 static int capture(void *ctx, struct buffer *out, struct error *err)
 {
-    const struct capture *c = ctx;
+    struct capture *c = ctx;
     _cleanup_(graph_freep) struct graph *graph = NULL;
 
+    if (c->cache) /* now, before the capture is stored */
+        cache_miss_cause(c->cache, c->key, c->cause);
     int r = plan_check(c->plan, err);
     if (r < 0)
         return r;
@@ -77,17 +82,18 @@ int bucket_graph(const struct engine *engine, struct ember_device *device, struc
     int r = bucket_plan(engine, bucket, err);
     if (r < 0)
         return r;
-    struct capture ctx = {engine, device, bucket->plan};
-    struct cache_build build = {.build = capture, .ctx = &ctx, .timeout_ms = 10000};
+    struct cache *cache = bucket->request.taps ? NULL : engine->options.cache;
     _cleanup_(cache_key_freep) struct cache_key *key = graph_key(engine, bucket);
+    struct capture ctx = {engine, device, bucket->plan, cache, key, ""};
+    struct cache_build build = {.build = capture, .ctx = &ctx, .timeout_ms = 10000};
 
     for (int attempt = 0;; attempt++) {
         _cleanup_cache_value_ struct cache_value value = {0};
-        r = cache_get_or_build(bucket->request.taps ? NULL : engine->options.cache, key, &build,
-                               &value, err);
+        r = cache_get_or_build(cache, key, &build, &value, err);
         if (r < 0)
             return r;
         bucket->restored = r == 0;
+        snprintf(bucket->cause, sizeof bucket->cause, "%s", ctx.cause);
         r = graph_parse(value.data, value.len, &bucket->graph, err);
         if (r == 0)
             r = fits(bucket->graph, bucket->plan, err);

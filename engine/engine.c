@@ -151,6 +151,26 @@ static int reserve(struct engine *engine, struct error *err)
     return 0;
 }
 
+void engine_note_miss(struct engine *engine, enum cache_kind kind, const char *cause)
+{
+    struct engine_start *s = &engine->start;
+    size_t i = 0;
+
+    if (!*cause)
+        return;
+    while (i < s->n_misses && (s->misses[i].kind != kind || strcmp(s->misses[i].cause, cause)))
+        i++;
+    if (i == ENGINE_MISSES_MAX) {
+        s->misses[--i].n++;
+        return;
+    }
+    if (i == s->n_misses) {
+        s->misses[s->n_misses++].kind = kind;
+        snprintf(s->misses[i].cause, sizeof s->misses[i].cause, "%s", cause);
+    }
+    s->misses[i].n++;
+}
+
 /* Instantiates a prepared bucket and proves it; CANARY_LATER: it stays prepared. */
 static int finish(struct engine *engine, struct bucket *bucket, bool prove, struct error *err)
 {
@@ -162,6 +182,8 @@ static int finish(struct engine *engine, struct bucket *bucket, bool prove, stru
     engine->start.capture_ms += bucket->capture_ms;
     engine->start.restore_ms += bucket->restore_ms;
     *(bucket->restored ? &engine->start.graphs_restored : &engine->start.graphs_captured) += 1;
+    if (!bucket->restored)
+        engine_note_miss(engine, CACHE_GRAPH, bucket->cause);
     atomic_store(&bucket->state, BUCKET_READY);
     return 0;
 }

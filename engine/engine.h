@@ -43,12 +43,22 @@ struct engine_options {
         tap_tokens; /* > 0: also a bucket of that many tokens with all logits and hidden states */
 };
 
+/* Artefacts that the cache did not have, by the reason (cache_miss_cause). */
+struct engine_miss {
+    enum cache_kind kind;
+    char cause[CACHE_CAUSE_MAX];
+    uint32_t n;
+};
+#define ENGINE_MISSES_MAX 12 /* the last one takes what is beyond */
+
 /* What a start took, in milliseconds, and what it found. */
 struct engine_start {
     double attach_ms, graphs_ms, kernels_ms, canary_ms;
     double compile_ms, capture_ms, restore_ms; /* parts of kernels_ms and graphs_ms */
     uint32_t kernels_compiled, kernels_cached, kernels_plain; /* plain: ahead-of-time */
     uint32_t graphs_captured, graphs_restored;
+    struct engine_miss misses[ENGINE_MISSES_MAX];
+    size_t n_misses;
     char notice[256]; /* something the operator should hear once, or empty */
 };
 

@@ -38,8 +38,9 @@ enum bucket_state {
 
 struct bucket {
     struct plan_request request;
-    _Atomic int state; /* enum bucket_state; the thread that moves it on owns the rest */
-    bool restored;     /* from the cache */
+    _Atomic int state;           /* enum bucket_state; the thread that moves it on owns the rest */
+    bool restored;               /* from the cache */
+    char cause[CACHE_CAUSE_MAX]; /* why not; empty: no cache was asked */
     double capture_ms, restore_ms;
     uint64_t *profile; /* nanoseconds of each launch while there is a profile */
     uint64_t profile_runs;
@@ -106,5 +107,8 @@ int canary_prove(struct engine *engine, struct bucket *bucket, struct error *err
 /* step.c */
 int step_run_inputs(struct engine *engine, struct bucket *bucket, const struct engine_step *step,
                     uint32_t *ret_rows, struct error *err);
+
+/* Counts a miss in engine->start; an empty cause is none. */
+void engine_note_miss(struct engine *engine, enum cache_kind kind, const char *cause);
 
 #endif

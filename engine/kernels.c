@@ -17,15 +17,19 @@
 struct compile {
     const struct engine *engine;
     const struct ember_kernel_source *source;
+    const struct cache_key *key;
+    char cause[CACHE_CAUSE_MAX];
 };
 
 static int compile(void *ctx, struct buffer *out, struct error *err)
 {
-    const struct compile *c = ctx;
+    struct compile *c = ctx;
     struct ember_backend_error e = {0};
     _cleanup_free_ void *blob = NULL;
     size_t len = 0;
 
+    if (c->engine->options.cache) /* now, before the build is stored */
+        cache_miss_cause(c->engine->options.cache, c->key, c->cause);
     int r = c->engine->backend->kernel_compile(c->engine->device, c->source, &blob, &len, &e);
     if (r < 0)
         return backend_fail(c->engine->backend, r, &e, err);
@@ -86,19 +90,21 @@ static int specialise(struct engine *engine, struct resolved *ret, struct error 
     int r = backend->kernel_source(engine->device, ret->kernel.name, ret->kernel.spec, &source, &e);
     if (r < 0)
         return backend_fail(backend, r, &e, err);
-    struct compile ctx = {engine, &source};
+    _cleanup_(cache_key_freep) struct cache_key *key = kernel_key(engine, &ret->kernel, &source);
+    struct compile ctx = {engine, &source, key, ""};
     struct cache_build build = {.build = engine->options.compile ? compile : refuse_to_build,
                                 .ctx = &ctx,
                                 .timeout_ms = 30000};
-    _cleanup_(cache_key_freep) struct cache_key *key = kernel_key(engine, &ret->kernel, &source);
     _cleanup_cache_value_ struct cache_value blob = {0};
     uint64_t start = clock_ns();
     r = cache_get_or_build(engine->options.cache, key, &build, &blob, err);
     if (r < 0)
         return r;
     bool built = r > 0;
-    if (built)
+    if (built) {
         engine->start.compile_ms += clock_ms_since(start);
+        engine_note_miss(engine, CACHE_KERNEL, ctx.cause);
+    }
     r = load_module(engine, &blob, ret, err);
     if (r == 0)
         *(built ? &engine->start.kernels_compiled : &engine->start.kernels_cached) += 1;

@@ -178,6 +178,7 @@ void conn_send(struct conn *conn, const struct sched_step *step)
     message.sequences = scratch.list;
     frame.kind_case = EMBER__V1__DRIVER_FRAME__KIND_STEP;
     frame.step = &message;
+    METRICS_OBSERVE(&conn->model->metrics.step_tokens, iteration, step->n_tokens);
     note_flight(conn, step, prompts);
     send_frame(conn, &frame);
 }
@@ -270,7 +271,7 @@ static void result(struct conn *conn, const Ember__V1__StepResult *from)
     }
     struct conn_flight flight = conn->flights[0];
     memmove(conn->flights, conn->flights + 1, sizeof *conn->flights * --conn->n_flights);
-    METRICS_OBSERVE(&conn->model->metrics.step, token, (double)(now - flight.sent_ns) / 1e9);
+    METRICS_OBSERVE(&conn->model->metrics.step, step, (double)(now - flight.sent_ns) / 1e9);
     if (from->error)
         log_warn("step refused", "id=%s error=\"%s\"", conn->id, from->error_text);
     if (!translate(from, &flight, &room, &to))

@@ -15,31 +15,13 @@
 #include "base/log.h"
 #include "base/value.h"
 #include "daemon/gateway/conn.h"
-#include "daemon/gateway/gateway.h"
-#include "ember/v1/ember.pb-c.h"
+#include "daemon/gateway/fleet.h"
 #include "kernels/step_io.h"
-#include "proto/grpc/client.h"
 
-#define RPC_MS 10000
 #define SPAWN_MS 600000 /* a cold model is loaded first; the load outlives the call */
 #define RETRY_FIRST_NS UINT64_C(100000000)
 #define RETRY_MOST_NS UINT64_C(5000000000)
 #define STATE_MAX (1u << 20)
-
-/* A lease of an earlier gateway, until its model can be driven. */
-struct old_lease {
-    char *model, *id, *token, *socket;
-};
-
-struct fleet {
-    struct gw *gw;
-    struct grpc_client *client;
-    struct grpc_client_call *listing;
-    bool connected, listed_once;
-    struct old_lease *old;
-    size_t n_old;
-    bool ending;
-};
 
 struct spawn {
     struct gw_model *model;
@@ -103,7 +85,7 @@ static void old_free(struct old_lease *l)
     *l = (struct old_lease){0};
 }
 
-static bool has_old(const struct fleet *fleet, const char *model)
+bool fleet_has_old(const struct fleet *fleet, const char *model)
 {
     for (size_t i = 0; i < fleet->n_old; i++)
         if (fleet->old[i].model && !strcmp(fleet->old[i].model, model))
@@ -141,19 +123,7 @@ struct gw_model *fleet_find(struct gw *gw, const char *name)
     return NULL;
 }
 
-static bool serves(const struct gw *gw, const char *name)
-{
-    if (!gw->options.model || !*gw->options.model)
-        return true;
-    for (char **p = gw->options.model; *p; p++) {
-        const char *slash = strrchr(*p, '/');
-        if (!strcmp(*p, name) || (slash && !strcmp(slash + 1, name)))
-            return true;
-    }
-    return false;
-}
-
-static struct gw_model *model_named(struct gw *gw, const char *name, const char *path)
+struct gw_model *fleet_model(struct gw *gw, const char *name, const char *path)
 {
     struct gw_model *model;
 
@@ -164,6 +134,8 @@ static struct gw_model *model_named(struct gw *gw, const char *name, const char 
     model->gw = gw;
     model->name = x_strdup(name);
     model->path = x_strdup(path);
+    model->labels = metrics_labels(name);
+    model->policy = policy_of(&gw->options, name);
     TAILQ_INIT(&model->waiting);
     TAILQ_INIT(&model->conns);
     TAILQ_INSERT_TAIL(&gw->models, model, link);
@@ -173,6 +145,7 @@ static struct gw_model *model_named(struct gw *gw, const char *name, const char 
 static int add_to_scheduler(struct gw_model *model, struct error *err)
 {
     const struct gateway_options *o = &model->gw->options;
+    const struct policy *policy = &model->policy;
     struct sched_model_config config = {
         .page_size = KV_PAGE_SIZE,
         .max_queue = (uint32_t)o->max_queue,
@@ -183,9 +156,11 @@ static int add_to_scheduler(struct gw_model *model, struct error *err)
         .stop_ids = model->text->eos,
         .n_stop_ids = model->text->n_eos,
         .stall_ns = o->stall_timeout,
-        .min_instances = (uint32_t)o->min_instances,
-        .max_instances = (uint32_t)MAX(o->max_instances, o->min_instances),
-        .idle_ns = o->idle_release,
+        .wait_target_ns = o->wait_target,
+        .backlog_target_ns = o->backlog_target,
+        .min_instances = policy->min,
+        .max_instances = policy->max,
+        .idle_ns = policy->idle_ns,
     };
     return sched_model_add(model->gw->sched, &config, &model->sched, err);
 }
@@ -229,109 +204,12 @@ void fleet_read_model(struct gw_model *model)
     work_submit(model->gw->work, &model->reading);
 }
 
-/* ---- listing ---- */
-
-static void on_models(struct grpc_client_call *call, const ProtobufCMessage *message, void *user)
-{
-    const Ember__V1__ListModelsResponse *response = (const void *)message;
-    struct fleet *fleet = user;
-    struct gw *gw = fleet->gw;
-    struct gw_model *model;
-
-    TAILQ_FOREACH(model, &gw->models, link) model->listed = false;
-    for (size_t i = 0; i < response->n_models; i++) {
-        const Ember__V1__Model *m = response->models[i];
-        if (!serves(gw, m->name))
-            continue;
-        model = model_named(gw, m->name, m->path);
-        model->listed = true;
-        model->warmth = m->warmth;
-        model->weights_bytes = m->weights_bytes;
-        model->standby = m->standby;
-        model->leased = m->leased;
-        model->emberd_starting = m->starting;
-        if (!fleet->listed_once &&
-            (gw->options.min_instances || *gw->options.model || has_old(fleet, m->name)))
-            fleet_read_model(model);
-    }
-    fleet->listed_once = true;
-}
-
-static void on_listed(struct grpc_client_call *call, enum grpc_status status, const char *text,
-                      void *user)
-{
-    struct fleet *fleet = user;
-    char why[256];
-
-    fleet->listing = NULL;
-    if (fleet->connected != (status == GRPC_OK))
-        log_info(status == GRPC_OK ? "emberd reached" : "emberd lost", "text=\"%s\"", text);
-    fleet->connected = status == GRPC_OK;
-    snprintf(why, sizeof why, "emberd cannot be reached: %s", text);
-    request_models_listed(fleet->gw, fleet->connected ? NULL : why);
-}
-
-void fleet_list(struct gw *gw)
-{
-    static const struct grpc_client_callbacks callbacks = {on_models, on_listed};
-    Ember__V1__ListModelsRequest request = EMBER__V1__LIST_MODELS_REQUEST__INIT;
-    struct fleet *fleet = gw->fleet;
-    struct error err = {0};
-
-    if (fleet->listing)
-        return;
-    if (grpc_client_start(fleet->client, "/ember.v1.Ember/ListModels", &request.base,
-                          &ember__v1__list_models_response__descriptor, RPC_MS, &callbacks, fleet,
-                          &fleet->listing, &err) == 0)
-        return;
-    fleet->listing = NULL;
-    if (fleet->connected)
-        log_warn("emberd lost", "error=\"%s\"", err.text);
-    fleet->connected = false;
-    request_models_listed(gw, err.text);
-}
-
-static void on_load_done(struct grpc_client_call *call, enum grpc_status status, const char *text,
-                         void *user)
-{
-    struct fleet *fleet = user;
-
-    if (status != GRPC_OK)
-        log_error("model not loaded", "error=\"%s\"", text);
-    if (!fleet->ending)
-        fleet_list(fleet->gw);
-}
+/* ---- leases ---- */
 
 static void ignore_message(struct grpc_client_call *call, const ProtobufCMessage *message,
                            void *user)
 {
 }
-
-/* Folders among the models are made known to emberd. */
-static void load_folders(struct fleet *fleet)
-{
-    static const struct grpc_client_callbacks callbacks = {ignore_message, on_load_done};
-    struct grpc_client_call *call;
-
-    for (char **p = fleet->gw->options.model; p && *p; p++) {
-        Ember__V1__LoadModelRequest request = EMBER__V1__LOAD_MODEL_REQUEST__INIT;
-        struct error err = {0};
-        if (!strchr(*p, '/'))
-            continue;
-        request.path = *p;
-        if (grpc_client_start(fleet->client, "/ember.v1.Ember/LoadModel", &request.base,
-                              &ember__v1__load_progress__descriptor, GRPC_NO_TIMEOUT, &callbacks,
-                              fleet, &call, &err) < 0)
-            log_error("model not loaded", "path=%s error=\"%s\"", *p, err.text);
-    }
-}
-
-bool fleet_connected(const struct gw *gw)
-{
-    return gw->fleet->connected;
-}
-
-/* ---- leases ---- */
 
 static void stop_done(struct grpc_client_call *call, enum grpc_status status, const char *text,
                       void *user)
@@ -347,8 +225,8 @@ static void stop_instance(struct fleet *fleet, const char *id, bool keep_warm)
     request.id = (char *)id;
     request.keep_warm = keep_warm;
     grpc_client_start(fleet->client, "/ember.v1.Ember/StopInstance", &request.base,
-                      &ember__v1__stop_instance_response__descriptor, RPC_MS, &callbacks, fleet,
-                      &call, NULL);
+                      &ember__v1__stop_instance_response__descriptor, FLEET_RPC_MS, &callbacks,
+                      fleet, &call, NULL);
 }
 
 /* The scheduler forgets it first: its sequences wait again. */
@@ -580,13 +458,15 @@ int fleet_new(struct gw *gw, struct error *err)
 
     fleet->gw = gw;
     gw->fleet = fleet;
-    int r = where_is_emberd(&gw->options, &target, err);
+    int r = policy_check(&gw->options, err);
+    if (r == 0)
+        r = where_is_emberd(&gw->options, &target, err);
     if (r == 0)
         r = grpc_client_new(gw->base, target, 16 * MIB, &fleet->client, err);
     if (r < 0)
         return r;
     read_leases(fleet);
-    load_folders(fleet);
+    fleet_load_folders(fleet);
     fleet_list(gw);
     return 0;
 }
@@ -614,6 +494,7 @@ static void model_free(struct gw_model *model)
     text_free(model->text);
     free(model->name);
     free(model->path);
+    free(model->labels);
     free(model);
 }
 
@@ -625,6 +506,7 @@ void fleet_free(struct fleet *fleet)
     fleet->ending = true;
     give_back_all(fleet);
     grpc_client_free(fleet->client);
+    ember__v1__get_status_response__free_unpacked(fleet->status, NULL);
     while (!TAILQ_EMPTY(&gw->models)) {
         struct gw_model *model = TAILQ_FIRST(&gw->models);
         TAILQ_REMOVE(&gw->models, model, link);

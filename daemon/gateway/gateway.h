@@ -8,8 +8,10 @@
  *   request.c  the life of a request: parse, find its model, tokenize, submit, end
  *   choice.c   tokens of one choice: text, stop strings, log-probabilities
  *   respond.c  OpenAI's objects and SSE chunks
- *   fleet.c    models and leases;  conn.c: the step protocol with one instance
- *   admin.c    everything that generates nothing;  metrics.c
+ *   fleet.c    models and leases;  watch.c: what emberd says;  policy.c: how many of each
+ *   conn.c     the step protocol with one instance
+ *   admin.c    everything that generates nothing
+ *   metrics.c  counts;  metrics_text.c: the page
  */
 #ifndef EMBER_DAEMON_GATEWAY_GATEWAY_H
 #define EMBER_DAEMON_GATEWAY_GATEWAY_H
@@ -21,6 +23,7 @@
 #include "daemon/gateway/metrics.h"
 #include "daemon/gateway/openai.h"
 #include "daemon/gateway/options.h"
+#include "daemon/gateway/policy.h"
 #include "daemon/gateway/stop.h"
 #include "daemon/gateway/text.h"
 #include "daemon/gateway/work.h"
@@ -51,6 +54,8 @@ struct gw_model {
     struct gw *gw;
     TAILQ_ENTRY(gw_model) link;
     char *name, *path;
+    char *labels; /* of its figures */
+    struct policy policy;
     enum gw_model_state state;
     struct text *text;         /* READY */
     struct sched_model *sched; /* READY */
@@ -69,8 +74,9 @@ struct gw_model {
     int warmth;
     uint64_t weights_bytes;
     uint32_t standby, leased, emberd_starting;
-    bool listed;
+    bool listed, standby_asked;
     struct model_metrics metrics;
+    struct sched_stats stats; /* scratch of metrics_text.c */
 };
 TAILQ_HEAD(gw_models, gw_model);
 

@@ -16,12 +16,11 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/log.h"
-#include "daemon/gateway/gateway.h"
+#include "daemon/gateway/fleet.h"
 #include "daemon/link.h"
 #include "ember/v1/internal.pb-c.h"
 
 #define SECOND_EVERY_US 500000
-#define LIST_EVERY 4 /* of those half seconds */
 
 static struct timeval timeval_of(uint64_t ns)
 {
@@ -63,13 +62,11 @@ static void on_pump(int fd, short what, void *arg)
 
 static void on_second(int fd, short what, void *arg)
 {
-    static unsigned turns;
     struct gw *gw = arg;
 
     request_heartbeats(gw);
     fleet_check(gw);
-    if (turns++ % LIST_EVERY == 0 || !fleet_connected(gw))
-        fleet_list(gw);
+    fleet_watch(gw);
     gw_pump(gw);
 }
 

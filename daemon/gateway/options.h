@@ -64,6 +64,12 @@
       "instances of each model that are kept leased") \
     X("scheduler", max_instances, INT, "1", "1..1024", RESTART, \
       "most instances of each model") \
+    X("scheduler", wait_target, DURATION, "1s", "1ms..1h", RESTART, \
+      "another instance is wanted when a request has waited for so long") \
+    X("scheduler", backlog_target, DURATION, "5s", "1ms..1h", RESTART, \
+      "as many instances are wanted as work off what waits within so long, at the measured speed") \
+    X("scheduler", per_model, STRING, "", "", RESTART, \
+      "what differs for a model: \"NAME min=1 max=4 standby=2 idle=30s, OTHER max=8\"; standby is emberd's to keep") \
     X("scheduler", idle_release, DURATION, "60s", "0..24h", RESTART, \
       "an instance without work for so long is given back")
 /* clang-format on */

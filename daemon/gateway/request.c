@@ -451,7 +451,7 @@ static void first_token(struct choice *choice, uint64_t now)
     if (job->any_token || !job->http)
         return;
     job->any_token = true;
-    METRICS_OBSERVE(&m->ttft, latency, (double)(now - http_received_ns(job->http)) / 1e9);
+    METRICS_OBSERVE(&m->ttft, ttft, (double)(now - http_received_ns(job->http)) / 1e9);
     if (choice->part->first_step_ns)
         METRICS_OBSERVE(&m->prefill, latency, (double)(now - choice->part->first_step_ns) / 1e9);
 }
@@ -490,8 +490,12 @@ static void count_end(const struct gw_job *job, const struct choice *choice,
 
     m->finished[index[event->reason]]++;
     METRICS_OBSERVE(&m->output_len, length, event->n_generated);
-    if (choice->first_ns)
-        METRICS_OBSERVE(&m->decode, latency, (double)(choice->last_ns - choice->first_ns) / 1e9);
+    if (!choice->first_ns)
+        return;
+    double decode = (double)(choice->last_ns - choice->first_ns) / 1e9;
+    METRICS_OBSERVE(&m->decode, latency, decode);
+    if (event->n_generated > 1)
+        METRICS_OBSERVE(&m->tpot, token, decode / (event->n_generated - 1));
 }
 
 static void on_finished(struct gw_part *part, const struct sched_event *event)
@@ -524,8 +528,14 @@ static void on_part_done(struct gw_part *part)
     job->n_live--;
     job->gw->n_running--;
     METRICS_OBSERVE(&job->model->metrics.prompt_len, length, part->n_prompt);
+    if (part->first_step_ns)
+        METRICS_OBSERVE(&job->model->metrics.inference, latency,
+                        (double)(clock_ns() - part->first_step_ns) / 1e9);
     if (job->n_live)
         return;
+    METRICS_OBSERVE(&job->model->metrics.n, few, job->api.n);
+    if (job->api.max_tokens != UINT32_MAX)
+        METRICS_OBSERVE(&job->model->metrics.max_tokens, length, job->api.max_tokens);
     if (job->http)
         METRICS_OBSERVE(&job->model->metrics.e2e, latency,
                         (double)(clock_ns() - http_received_ns(job->http)) / 1e9);

@@ -28,6 +28,7 @@ struct instance {
     int fds[START_FDS];
     struct cache *cache;
     struct engine *engine;
+    struct engine_start said; /* what emberd has heard of it */
     struct drivers drivers;
     double exec_ms;
     bool done;
@@ -104,10 +105,42 @@ static void add_phase(Ember__V1__PhaseTime *phase, const char *name, double ms)
     phase->ms = ms;
 }
 
-static void say_ready(const struct instance *instance)
+/* What the cache had and had not since the last report. */
+struct report {
+    Ember__V1__CacheReport message;
+    Ember__V1__CacheMiss misses[ENGINE_MISSES_MAX], *list[ENGINE_MISSES_MAX];
+};
+
+static Ember__V1__CacheReport *report_cache(struct instance *instance, struct report *report)
+{
+    const struct engine_start *now = engine_started(instance->engine);
+    struct engine_start *said = &instance->said;
+    Ember__V1__CacheReport *m = &report->message;
+
+    ember__v1__cache_report__init(m);
+    m->kernel_hits = now->kernels_cached - said->kernels_cached;
+    m->graph_hits = now->graphs_restored - said->graphs_restored;
+    m->misses = report->list;
+    for (size_t i = 0; i < now->n_misses; i++) {
+        uint32_t before = i < said->n_misses ? said->misses[i].n : 0;
+        Ember__V1__CacheMiss *miss = &report->misses[m->n_misses];
+        if (now->misses[i].n == before)
+            continue;
+        ember__v1__cache_miss__init(miss);
+        miss->kind = (char *)cache_kind_name(now->misses[i].kind);
+        miss->cause = (char *)now->misses[i].cause;
+        miss->count = now->misses[i].n - before;
+        report->list[m->n_misses++] = miss;
+    }
+    *said = *now;
+    return m;
+}
+
+static void say_ready(struct instance *instance)
 {
     const struct engine_start *s = engine_started(instance->engine);
     Ember__V1__PhaseTime phases[5], *list[5];
+    struct report report;
     Ember__V1__InstanceReady ready = EMBER__V1__INSTANCE_READY__INIT;
     Ember__V1__FromInstance from = EMBER__V1__FROM_INSTANCE__INIT;
 
@@ -124,6 +157,7 @@ static void say_ready(const struct instance *instance)
     ready.kernels_compiled = s->kernels_compiled;
     ready.graphs_captured = s->graphs_captured;
     ready.notice = (char *)s->notice;
+    ready.cache = report_cache(instance, &report);
     from.kind_case = EMBER__V1__FROM_INSTANCE__KIND_READY;
     from.ready = &ready;
     say(&from);
@@ -200,10 +234,12 @@ static void adopt(struct instance *instance)
     if (!engine_settled(instance->engine))
         return;
     const struct engine_start *s = engine_started(instance->engine);
+    struct report report;
     Ember__V1__InstanceBackground background = EMBER__V1__INSTANCE_BACKGROUND__INIT;
     Ember__V1__FromInstance from = EMBER__V1__FROM_INSTANCE__INIT;
     background.graphs_captured = s->graphs_captured;
     background.graphs_restored = s->graphs_restored;
+    background.cache = report_cache(instance, &report);
     from.kind_case = EMBER__V1__FROM_INSTANCE__KIND_BACKGROUND;
     from.background = &background;
     say(&from);

@@ -13,6 +13,7 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/utf8.h"
 #include "cache/cache.h"
 #include "daemon/manager/manager.h"
 
@@ -186,6 +187,41 @@ void mgr_instance_stop_spares(struct mgr_model *model, uint32_t n, const char *r
 
 /* ---- messages ---- */
 
+static void count_cache(struct mgr *mgr, const char *kind, const char *cause, uint64_t count)
+{
+    struct mgr_cache_count *c = mgr->cache_counts;
+    size_t i = 0;
+
+    if (!count)
+        return;
+    while (i < mgr->n_cache_counts && (strcmp(c[i].kind, kind) || strcmp(c[i].cause, cause)))
+        i++;
+    if (i == mgr->n_cache_counts && i >= MGR_CACHE_COUNTS_MAX - 1) {
+        i = MGR_CACHE_COUNTS_MAX - 1;
+        kind = cause = "other";
+    }
+    if (i == mgr->n_cache_counts) {
+        mgr->n_cache_counts++;
+        snprintf(c[i].kind, sizeof c[i].kind, "%s", kind);
+        snprintf(c[i].cause, sizeof c[i].cause, "%s", cause);
+        utf8_tame_line(c[i].kind);
+        utf8_tame_line(c[i].cause);
+    }
+    c[i].count += count;
+}
+
+static void note_cache(struct mgr *mgr, const Ember__V1__CacheReport *report)
+{
+    if (!report)
+        return;
+    count_cache(mgr, "kernel", "", report->kernel_hits);
+    count_cache(mgr, "graph", "", report->graph_hits);
+    for (size_t i = 0; i < report->n_misses; i++)
+        count_cache(mgr, report->misses[i]->kind,
+                    *report->misses[i]->cause ? report->misses[i]->cause : "unknown",
+                    report->misses[i]->count);
+}
+
 static void on_ready(struct mgr_instance *i, const Ember__V1__InstanceReady *ready)
 {
     struct mgr_model *model = i->model;
@@ -198,6 +234,7 @@ static void on_ready(struct mgr_instance *i, const Ember__V1__InstanceReady *rea
     }
     i->kernels_compiled = ready->kernels_compiled;
     i->graphs_captured = ready->graphs_captured;
+    note_cache(model->mgr, ready->cache);
     if (ready->bytes) { /* bounded: a child's mistake must not poison the account */
         i->bytes = MIN(ready->bytes, mgr_budget(model->mgr));
         model->own_bytes = i->bytes;
@@ -232,6 +269,7 @@ static void instance_message(void *owner, const uint8_t *data, size_t len, int *
         mgr_lease_driver(i, m->driver->connected, m->driver->token);
     } else if (m && m->kind_case == EMBER__V1__FROM_INSTANCE__KIND_BACKGROUND) {
         i->graphs_captured = m->background->graphs_captured;
+        note_cache(i->model->mgr, m->background->cache);
     } else {
         understood = i->state == INSTANCE_STOPPING;
     }

@@ -180,6 +180,13 @@ struct mgr_watcher {
     char model[MGR_NAME_MAX + 1];
 };
 
+/* Look-ups of instances in the cache: cause "" are those that found something. */
+struct mgr_cache_count {
+    char kind[16], cause[72];
+    uint64_t count;
+};
+#define MGR_CACHE_COUNTS_MAX 48 /* what is beyond has the cause "other" */
+
 /* X(state, what the API calls it) */
 #define MGR_GATEWAY_STATES(X)                                                                      \
     X(GATEWAY_OFF, "off")                                                                          \
@@ -228,6 +235,8 @@ struct mgr {
         MGR_COUNTERS(X)
 #undef X
     } counters;
+    struct mgr_cache_count cache_counts[MGR_CACHE_COUNTS_MAX];
+    size_t n_cache_counts;
     char notice[256]; /* the last thing that instances had to say */
 
     int *listen_fds; /* listening sockets that systemd made for us */

@@ -471,6 +471,7 @@ static void rpc_status(struct grpc_call *call, const ProtobufCMessage *message, 
 {
     Ember__V1__GetStatusResponse out = EMBER__V1__GET_STATUS_RESPONSE__INIT;
     Ember__V1__GatewayStatus gateway;
+    Ember__V1__CacheCount counts[MGR_CACHE_COUNTS_MAX], *list[MGR_CACHE_COUNTS_MAX];
     struct mgr *mgr = user;
 
     out.version = (char *)EMBER_VERSION;
@@ -487,6 +488,15 @@ static void rpc_status(struct grpc_call *call, const ProtobufCMessage *message, 
     out.draining = mgr->draining;
     mgr_gateway_describe(mgr, &gateway);
     out.gateway = &gateway;
+    for (size_t i = 0; i < mgr->n_cache_counts; i++) {
+        ember__v1__cache_count__init(&counts[i]);
+        counts[i].kind = mgr->cache_counts[i].kind;
+        counts[i].cause = mgr->cache_counts[i].cause;
+        counts[i].count = mgr->cache_counts[i].count;
+        list[i] = &counts[i];
+    }
+    out.n_cache = mgr->n_cache_counts;
+    out.cache = list;
     add_up(mgr, &out);
     grpc_call_reply(call, &out.base);
 }

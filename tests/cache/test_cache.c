@@ -587,6 +587,31 @@ static void test_explain(void **state)
     cache_close(cache);
 }
 
+static void cause_is(struct cache *cache, struct cache_key *key, const char *want)
+{
+    char cause[CACHE_CAUSE_MAX];
+
+    cache_miss_cause(cache, key, cause);
+    assert_string_equal(cause, want);
+    cache_key_free(key);
+}
+
+static void test_cause_of_a_miss(void **state)
+{
+    struct cache *cache = must_open(*state, &small);
+
+    cause_is(cache, graph_key("avx2", "cc 12", "a"), "absent");
+    struct cache_key *key = graph_key("avx2", "cc 12", "a");
+    assert_int_equal(cache_put(cache, key, "x", 1, NULL), 0);
+    cache_key_free(key);
+    cause_is(cache, graph_key("avx512", "cc 12", "a"), "cpu");
+    cause_is(cache, graph_key("avx2", "cc 13", "a"), "compiler");
+    cause_is(cache, graph_key("avx2", NULL, "a"), "compiler");
+    cause_is(cache, graph_key("avx512", "cc 13", "a"), "several");
+    cause_is(cache, graph_key("avx2", "cc 12", "a"), "damaged"); /* there, and yet it missed */
+    cache_close(cache);
+}
+
 /* ---- Management ---- */
 
 struct seen {
@@ -741,6 +766,7 @@ int main(int argc, char **argv)
         TEST(test_faults),
         TEST(test_disk_full),
         TEST(test_explain),
+        TEST(test_cause_of_a_miss),
         TEST(test_iterate_verify),
         TEST(test_gc),
         TEST(test_speed),

@@ -302,5 +302,287 @@ class Tls(unittest.TestCase):
             self.assertIn(text, done.stderr)
 
 
+class Fleet(unittest.TestCase):
+    """How many instances there are: the rules of scheduler/scale.h in the running gateway."""
+
+    def stack(self, *options, **more):
+        stack = Stack(*options, **more)
+        self.addCleanup(stack.stop)
+        return stack
+
+    @staticmethod
+    def leased(stack):
+        try:
+            return len(stack.leases().splitlines())
+        except FileNotFoundError:
+            return 0  # none has been noted yet
+
+    def crowd(self, stack, n, tokens):
+        """n long requests at once; the most instances that were leased meanwhile."""
+        most, done = [0], threading.Event()
+
+        def watch():
+            while not done.is_set():
+                most[0] = max(most[0], self.leased(stack))
+                time.sleep(0.01)
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            texts = together([lambda i=i: stack.gateway.stream_text(
+                f"{STORY} {i}", max_tokens=tokens, ignore_eos=True) for i in range(n)])
+        finally:
+            done.set()
+            watcher.join()
+        self.assertEqual({reason for _, reason in texts}, {"length"})
+        return most[0]
+
+    def test_out_by_waiting_and_in_by_idling(self):
+        stack = self.stack("--max-instances=3", "--wait-target=50ms", "--idle-release=500ms",
+                           emberd=("--kv-bytes=1200KiB",))
+        most = self.crowd(stack, 48, 60)
+        self.assertGreaterEqual(most, 2)
+        self.assertLessEqual(most, 3)
+        self.assertIn("why=wait", stack.gateway.text())
+        wait_until(lambda: self.leased(stack) == 0, "all are given back")
+        self.assertNotIn("instance lost", stack.gateway.text())
+        # Zero is a normal number.
+        self.assertEqual(stack.gateway.complete("x", max_tokens=2)["usage"]
+                         ["completion_tokens"], 2)
+
+    def test_out_by_the_backlog_over_the_speed(self):
+        stack = self.stack("--max-instances=3", "--wait-target=1h", "--backlog-target=20ms",
+                           emberd=("--kv-bytes=1200KiB",))
+        stack.gateway.complete(STORY, max_tokens=40, ignore_eos=True)  # the speed is measured
+        self.assertEqual(self.leased(stack), 1)
+        self.assertGreaterEqual(self.crowd(stack, 48, 40), 2)
+        self.assertIn("why=load", stack.gateway.text())
+
+    def test_never_more_than_max(self):
+        stack = self.stack("--per-model=ember-tiny max=2, other max=9", "--max-instances=5",
+                           "--wait-target=10ms", emberd=("--kv-bytes=1200KiB",))
+        self.assertLessEqual(self.crowd(stack, 48, 40), 2)
+
+    def test_min_and_standby_of_a_model(self):
+        stack = self.stack("--per-model=ember-tiny min=2 standby=3 idle=200ms",
+                           emberd=("--standby=0",))
+        wait_until(lambda: self.leased(stack) == 2, "two are leased though nobody asks")
+        wait_until(lambda: stack.gateway.metric("ember_instances", 'warmth="warm"') == 3,
+                   "and emberd keeps three more")
+        stack.gateway.complete("x", max_tokens=2)
+        time.sleep(1)
+        self.assertEqual(self.leased(stack), 2)
+
+    def test_one_load_for_all_who_wait(self):
+        stack = self.stack("--heartbeat=100ms", emberd=("--standby=0",))
+        texts = together([lambda i=i: stack.gateway.complete(STORY, max_tokens=4)["choices"][0]
+                          ["text"] for i in range(20)])
+        self.assertEqual(len(set(texts)), 1)
+        self.assertEqual(stack.emberd.text().count("loading model="), 1)
+        self.assertEqual(stack.emberd.text().count("leased id="), 1)
+
+    def test_waiting_for_a_cold_model_is_bounded(self):
+        """Its stream shows life, and ends by its own deadline with an error that says so."""
+        stack = self.stack("--heartbeat=100ms", "--queue-timeout=1s",
+                           emberd=("--standby=0", "--memory-limit=20MiB"))
+        chunks = list(stack.gateway.stream("/v1/completions", prompt="x"))
+        self.assertGreaterEqual(sum(isinstance(c, str) and c.startswith(":") for c in chunks), 2)
+        self.assertEqual(chunks[-1], "[DONE]")
+        self.assertIn("error", chunks[-2])
+        status, headers, reply = stack.gateway.request("POST", "/v1/completions", {"prompt": "x"})
+        self.assertEqual(status, 503, reply)
+        self.assertIn("Retry-After", headers)
+
+    def test_words_that_are_wrong(self):
+        for words, text in (("ember-tiny max=0", "max"), ("ember-tiny most=3", "none of min="),
+                            ("max=3", "name comes first"), ("a idle=soon", "idle")):
+            done = subprocess.run([gateway.GATEWAY, "--listen=127.0.0.1:0", "--state-file=",
+                                   "--emberd=/nowhere", f"--per-model={words}"],
+                                  stderr=subprocess.PIPE, text=True, timeout=20)
+            self.assertEqual(done.returncode, 1)
+            self.assertIn(text, done.stderr)
+
+
+SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[a-zA-Z_]\w*="(?:[^"\\\n]|\\["\\n])*",?)*)\})? '
+                    r'(-?[0-9.]+(?:e[+-]?\d+)?|[+-]Inf|NaN)')
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+def families(page):
+    """{family: (type, {(name, labels): value})} of a page; complains as promtool would."""
+    found, last = {}, None
+    assert page.endswith("\n")
+    for text in page.splitlines():
+        if text.startswith("# HELP "):
+            name, _, about = text[7:].partition(" ")
+            assert about and name not in found, text
+            found[name], last = [None, {}], name
+        elif text.startswith("# TYPE "):
+            name, kind = text[7:].split(" ")
+            assert name == last and found[name][0] is None and not found[name][1], text
+            assert kind in ("counter", "gauge", "histogram"), text
+            found[name][0] = kind
+        else:
+            match = SAMPLE.fullmatch(text)
+            assert match, text
+            name = match[1]
+            base = re.sub("_(bucket|sum|count)$", "", name) \
+                if found[last][0] == "histogram" else name
+            assert base == last, text
+            assert found[last][0] != "counter" or name.endswith("_total"), text
+            key = (name, tuple(sorted(LABEL.findall(match[2] or ""))))
+            assert key not in found[last][1], text
+            found[last][1][key] = float(match[3])
+    for name, (kind, samples) in found.items():
+        assert kind, name
+        if kind == "histogram":
+            check_histogram(name, samples)
+    return found
+
+
+def check_histogram(name, samples):
+    series = {}
+    for (line, labels), value in samples.items():
+        rest = tuple(label for label in labels if label[0] != "le")
+        series.setdefault(rest, []).append((line, dict(labels).get("le"), value))
+    for rest, lines in series.items():
+        buckets = [(float(le), v) for line, le, v in lines if line == name + "_bucket"]
+        assert buckets == sorted(buckets), (name, "buckets grow")
+        assert [v for _, v in buckets] == sorted(v for _, v in buckets), (name, "and add up")
+        assert buckets[-1][0] == float("inf")
+        assert [v for line, _, v in lines if line == name + "_count"] == [buckets[-1][1]]
+        assert len([1 for line, _, _ in lines if line == name + "_sum"]) == 1
+
+
+class Metrics(unittest.TestCase):
+    MODELS = 10
+
+    def page(self, g):
+        _, headers, page = g.get("/metrics")
+        self.assertIn("version=0.0.4", headers["Content-Type"])
+        return families(page.decode())
+
+    def one(self, found, family, **labels):
+        """The value of the only sample with these labels."""
+        hits = [v for (name, given), v in found[family][1].items()
+                if labels.items() <= dict(given).items() and name in (family, family + "_count")]
+        self.assertEqual(len(hits), 1, (family, labels, hits))
+        return hits[0]
+
+    def test_families_of_vllm(self):
+        stack = Stack()
+        self.addCleanup(stack.stop)
+        g = stack.gateway
+        self.page(g)
+        g.complete(STORY, max_tokens=5)
+        g.complete(STORY, max_tokens=5, n=2)
+        self.assertEqual(g.request("POST", "/v1/completions", {"prompt": 1})[0], 400)
+        found = self.page(g)
+        for name, kind in (
+                ("num_requests_running", "gauge"), ("num_requests_waiting", "gauge"),
+                ("kv_cache_usage_perc", "gauge"), ("cache_config_info", "gauge"),
+                ("lora_requests_info", "gauge"), ("num_preemptions_total", "counter"),
+                ("prefix_cache_queries_total", "counter"), ("prefix_cache_hits_total", "counter"),
+                ("prompt_tokens_total", "counter"), ("generation_tokens_total", "counter"),
+                ("request_success_total", "counter"), ("engine_sleep_state", "gauge"),
+                ("time_to_first_token_seconds", "histogram"),
+                ("inter_token_latency_seconds", "histogram"),
+                ("time_per_output_token_seconds", "histogram"),
+                ("request_queue_time_seconds", "histogram"),
+                ("request_inference_time_seconds", "histogram"),
+                ("request_prefill_time_seconds", "histogram"),
+                ("request_decode_time_seconds", "histogram"),
+                ("e2e_request_latency_seconds", "histogram"),
+                ("request_prompt_tokens", "histogram"), ("request_generation_tokens", "histogram"),
+                ("request_params_n", "histogram"), ("request_params_max_tokens", "histogram"),
+                ("iteration_tokens_total", "histogram")):
+            self.assertEqual(found["vllm:" + name][0], kind, name)
+        model = {"model_name": "ember-tiny", "engine": "0"}
+        self.assertEqual(self.one(found, "vllm:generation_tokens_total", **model), 15)
+        self.assertEqual(self.one(found, "vllm:request_success_total", finished_reason="length",
+                                  **model), 3)
+        self.assertEqual(self.one(found, "vllm:time_to_first_token_seconds", **model), 2)
+        self.assertEqual(self.one(found, "vllm:inter_token_latency_seconds", **model), 12)
+        self.assertEqual(self.one(found, "vllm:request_params_n", **model), 2)
+        self.assertEqual(self.one(found, "vllm:cache_config_info", block_size="16", **model), 1)
+        self.assertGreater(self.one(found, "vllm:prefix_cache_queries_total", **model), 0)
+
+        def bounds(family):
+            return [dict(labels)["le"] for (name, labels) in found[family][1]
+                    if name == family + "_bucket"]
+        self.assertEqual(bounds("vllm:time_to_first_token_seconds"), (
+            "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 "
+            "40.0 80.0 160.0 640.0 2560.0 +Inf").split())
+        self.assertEqual(bounds("vllm:time_per_output_token_seconds"), (
+            "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1.0 2.5 5.0 7.5 10.0 20.0 40.0 "
+            "80.0 +Inf").split())
+        self.assertEqual(bounds("vllm:e2e_request_latency_seconds"), (
+            "0.3 0.5 0.8 1.0 1.5 2.0 2.5 5.0 10.0 15.0 20.0 30.0 40.0 50.0 60.0 120.0 240.0 480.0 "
+            "960.0 1920.0 7680.0 +Inf").split())
+        self.assertEqual(bounds("vllm:request_prompt_tokens"), (
+            "1.0 2.0 5.0 10.0 20.0 50.0 100.0 200.0 500.0 1000.0 2000.0 +Inf").split())
+
+    def test_families_of_ember(self):
+        folder = tempfile.mkdtemp(prefix="ember-cache-")
+        self.addCleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        stack = Stack(emberd=(f"--cache-dir={folder}",))
+        self.addCleanup(stack.stop)
+        g = stack.gateway
+        g.complete(STORY, max_tokens=5)
+        wait_until(lambda: g.metric("ember_instances", 'warmth="warm"') == 1, "a standby")
+        os.kill(stack.emberd.pid_of(stack.leases().split()[1]), signal.SIGKILL)
+        g.complete(STORY, max_tokens=5)
+
+        def settled():
+            found = self.page(g)
+            hits = found.get("ember_cache_hits_total", [0, {}])[1]
+            return found if len(hits) == 2 and "ember_loads_total" in found else None
+        found = wait_until(settled, "emberd's figures have come")
+        self.assertGreater(self.one(found, "ember_cache_misses_total", kind="kernel",
+                                    cause="absent"), 0)
+        self.assertGreater(self.one(found, "ember_cache_misses_total", kind="graph",
+                                    cause="absent"), 0)
+        self.assertGreater(self.one(found, "ember_cache_hits_total", kind="graph"), 0)
+        self.assertEqual(self.one(found, "ember_loads_total"), 1)
+        self.assertEqual(self.one(found, "ember_failovers_total"), 1)
+        self.assertGreater(self.one(found, "ember_resident_bytes", tier="weights"), 10 << 20)
+        self.assertGreater(self.one(found, "ember_resident_bytes", tier="instances"), 1 << 20)
+        self.assertEqual(self.one(found, "ember_spawn_seconds", **{"from": "cold"}), 1)
+        self.assertEqual(self.one(found, "ember_spawn_seconds", **{"from": "warm"}), 1)
+        for phase in ("load", "exec", "attach", "kernels", "graphs", "canary", "grant"):
+            self.assertGreaterEqual(self.one(found, "ember_spawn_phase_seconds", phase=phase), 1)
+        self.assertEqual(self.one(found, "ember_instances", warmth="hot"), 1)
+
+    def test_cost_of_a_scrape(self):
+        """Printed, not asserted: CPU time of the gateway for each page, HTTP included."""
+        stack = Stack(emberd=("--standby=0",))
+        self.addCleanup(stack.stop)
+        g = stack.gateway
+        for i in range(self.MODELS):
+            subprocess.run([CTL, "load", gateway.TINY, f"--name=m{i}"], check=True,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           env=dict(os.environ, EMBER_SOCKET=stack.emberd.socket))
+        for i in range(self.MODELS):
+            g.ask("/tokenize", model=f"m{i}", prompt="x")
+            if i < 2:
+                g.complete(STORY, model=f"m{i}", max_tokens=20)
+        found = self.page(g)
+        self.assertEqual(len(found["vllm:num_requests_running"][1]), self.MODELS)
+
+        def cpu_ns():
+            with open(f"/proc/{g.pid}/schedstat") as f:
+                return int(f.read().split()[0])
+        c = g.connect()
+        sizes, spent = [], []
+        for _ in range(100):
+            before = cpu_ns()
+            c.request("GET", "/metrics")
+            sizes.append(len(c.getresponse().read()))
+            spent.append(cpu_ns() - before)
+        c.close()
+        spent.sort()
+        print(f"a scrape of {self.MODELS} models: {sizes[-1]} bytes, {spent[50] / 1e3:.0f} us of "
+              f"CPU (median of 100; the least {spent[0] / 1e3:.0f} us)")
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)
