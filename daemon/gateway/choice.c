@@ -19,6 +19,8 @@ void choice_free(struct choice *choice)
     detok_free(choice->detok);
     stop_free(&choice->stop);
     buffer_free(&choice->text);
+    buffer_free(&choice->before);
+    buffer_free(&choice->after);
     buffer_free(&choice->ids);
     buffer_free(&choice->lp);
     buffer_free(&choice->lp_tokens);
@@ -188,7 +190,7 @@ static bool add_text(struct choice *choice, const struct buffer *piece)
 bool choice_token(struct choice *choice, const struct sched_event *event)
 {
     const struct gw_job *job = choice->part->job;
-    struct buffer piece = {0};
+    static struct buffer piece; /* one token at a time: the memory is kept */
 
     if (choice->stopped)
         return false;
@@ -201,11 +203,10 @@ bool choice_token(struct choice *choice, const struct sched_event *event)
     }
     if (job->api.logprobs >= 0)
         add_logprob(choice, event);
+    piece.len = 0;
     if (detok_push(choice->detok, event->token, &piece, NULL) < 0)
         abort(); /* memory for a few bytes */
-    bool stopped = add_text(choice, &piece);
-    buffer_free(&piece);
-    return stopped;
+    return add_text(choice, &piece);
 }
 
 void choice_finish(struct choice *choice, const struct sched_event *event)

@@ -31,22 +31,37 @@ void conn_fail(struct conn *conn, bool died, const char *format, ...)
 
 /* ---- out ---- */
 
-static void send_frame(struct conn *conn, const Ember__V1__DriverFrame *frame)
+/* At once where the socket takes it: through libevent each frame would cost two changes of epoll.
+ */
+static void send_bytes(struct conn *conn, const uint8_t *bytes, size_t len)
 {
     struct evbuffer *out = bufferevent_get_output(conn->bev);
-    size_t len = ember__v1__driver_frame__get_packed_size(frame);
-    struct evbuffer_iovec space;
 
-    if (len > STEP_FRAME_MAX || evbuffer_reserve_space(out, (ssize_t)len + 4, &space, 1) != 1) {
+    if (!evbuffer_get_length(out)) {
+        ssize_t n = send(bufferevent_getfd(conn->bev), bytes, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+        bytes += MAX(n, 0);
+        len -= (size_t)MAX(n, 0);
+    }
+    if (len && evbuffer_add(out, bytes, len) < 0)
+        conn_fail(conn, false, "no memory for a step");
+}
+
+/* There is one loop and one frame is built at a time: the memory is kept. */
+static void send_frame(struct conn *conn, const Ember__V1__DriverFrame *frame)
+{
+    static struct buffer packed;
+    size_t len = ember__v1__driver_frame__get_packed_size(frame);
+
+    packed.len = 0;
+    if (len > STEP_FRAME_MAX || buffer_reserve(&packed, len + 4) < 0) {
         conn_fail(conn, false, "a step of %zu bytes cannot be sent", len);
         return;
     }
-    uint8_t *p = space.iov_base;
+    uint8_t *p = (uint8_t *)packed.data;
     for (int i = 0; i < 4; i++)
         p[i] = (uint8_t)(len >> (8 * i));
     ember__v1__driver_frame__pack(frame, p + 4);
-    space.iov_len = len + 4;
-    evbuffer_commit_space(out, &space, 1);
+    send_bytes(conn, p, len + 4);
 }
 
 static void hello(struct conn *conn)
@@ -287,9 +302,66 @@ static void result(struct conn *conn, const Ember__V1__StepResult *from)
     gw_pump(conn->model->gw);
 }
 
+/*
+ * Memory of one message, taken in a row and given back as a whole: unpacked, a result is some
+ * allocations for each sequence. What does not fit is allocated, and the next time it does.
+ */
+static struct arena {
+    uint8_t *block;
+    size_t size, used, wanted;
+    struct extra {
+        struct extra *next;
+        max_align_t data[];
+    } * extras;
+} arena;
+
+#define ARENA_FIRST (16u << 10)
+#define ARENA_MOST (4u << 20)
+
+static void *arena_alloc(void *data, size_t size)
+{
+    struct arena *a = data;
+
+    if (size > STEP_FRAME_MAX * 8)
+        return NULL;
+    size = (size + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
+    a->wanted += size;
+    if (a->size - a->used >= size) {
+        a->used += size;
+        return a->block + a->used - size;
+    }
+    struct extra *extra = malloc(sizeof *extra + size);
+    if (!extra)
+        return NULL;
+    extra->next = a->extras;
+    a->extras = extra;
+    return extra->data;
+}
+
+static void arena_free_one(void *data, void *pointer)
+{
+}
+
+static void arena_reset(struct arena *a)
+{
+    while (a->extras) {
+        struct extra *next = a->extras->next;
+        free(a->extras);
+        a->extras = next;
+    }
+    if (a->wanted > a->size && a->size < ARENA_MOST) {
+        free(a->block);
+        a->size = MIN(MAX(2 * a->wanted, ARENA_FIRST), ARENA_MOST);
+        a->block = malloc(a->size);
+        a->size = a->block ? a->size : 0;
+    }
+    a->used = a->wanted = 0;
+}
+
 static void frame_in(struct conn *conn, const uint8_t *data, size_t len)
 {
-    Ember__V1__InstanceFrame *frame = ember__v1__instance_frame__unpack(NULL, len, data);
+    ProtobufCAllocator allocator = {arena_alloc, arena_free_one, &arena};
+    Ember__V1__InstanceFrame *frame = ember__v1__instance_frame__unpack(&allocator, len, data);
 
     if (!frame)
         conn_fail(conn, true, "a malformed frame");
@@ -301,8 +373,7 @@ static void frame_in(struct conn *conn, const uint8_t *data, size_t len)
         conn_fail(conn, false, "%s", frame->fatal->error_text);
     else
         conn_fail(conn, true, "an unexpected frame");
-    if (frame)
-        ember__v1__instance_frame__free_unpacked(frame, NULL);
+    arena_reset(&arena);
 }
 
 static void on_read(struct bufferevent *bev, void *arg)

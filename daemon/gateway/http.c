@@ -14,9 +14,12 @@
 #include <event2/http.h>
 #include <event2/keyvalq_struct.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/queue.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 
 #include "base/clock.h"
 #include "base/digest.h"
@@ -46,6 +49,7 @@ struct http_server {
     struct event *sweep;
     char address[ADDRESS_TEXT_MAX];
     unsigned active;
+    TAILQ_HEAD(, http_request) unsent; /* streams with something pending */
 };
 
 struct http_request {
@@ -56,6 +60,12 @@ struct http_request {
     uint64_t client, received_ns;
     void (*gone)(void *user);
     void *user;
+    /* Of a stream: what http_flush sends as one chunk, behind room for the chunk's size. */
+    TAILQ_ENTRY(http_request) unsent;
+    struct buffer pending;
+    bool chunked;         /* HTTP/1.1 */
+    struct evbuffer *out; /* of its connection, and the socket: set when the stream begins */
+    int fd;
 };
 
 /* ---- a request's life ---- */
@@ -68,6 +78,9 @@ static const char *in_header(const struct http_request *request, const char *nam
 static void request_free(struct http_request *request)
 {
     request->server->active--;
+    if (request->pending.len)
+        TAILQ_REMOVE(&request->server->unsent, request, unsent);
+    buffer_free(&request->pending);
     event_free(request->closed);
     free(request);
 }
@@ -329,6 +342,7 @@ int http_server_new(struct event_base *base, const struct gateway_options *optio
                                    .ctx = ctx,
                                    .guard = guard_new(),
                                    .http = evhttp_new(base)};
+    TAILQ_INIT(&server->unsent);
     server->sweep = event_new(base, -1, EV_PERSIST, on_sweep, server);
     if (!server->http || !server->sweep)
         r = error_set(err, ENOMEM, "no memory for the HTTP server");
@@ -530,28 +544,91 @@ void http_not_allowed(struct http_request *request, const char *allow)
 
 void http_stream_begin(struct http_request *request)
 {
+    struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
+    struct bufferevent *bev = evhttp_connection_get_bufferevent(connection);
+
+    request->out = bufferevent_get_output(bev);
+    request->fd = bufferevent_getfd(bev);
     http_header(request, "Content-Type", "text/event-stream; charset=utf-8");
     http_header(request, "Cache-Control", "no-cache");
     http_header(request, "X-Accel-Buffering", "no");
     evhttp_send_reply_start(request->ev, 200, NULL);
+    request->chunked =
+        evhttp_find_header(evhttp_request_get_output_headers(request->ev), "Transfer-Encoding");
+}
+
+/* ---- streams: what comes in one turn of the loop leaves as one chunk, by one system call ---- */
+
+#define CHUNK_ROOM 10 /* eight digits, CR, LF */
+
+/* Frames what is pending; the request leaves the list. */
+static const char *take_chunk(struct http_request *request, size_t *ret_len)
+{
+    struct buffer *b = &request->pending;
+    char head[CHUNK_ROOM + 1];
+    int n = snprintf(head, sizeof head, "%zx\r\n", b->len - CHUNK_ROOM);
+    char *start = b->data + CHUNK_ROOM - n;
+
+    memcpy(start, head, (size_t)n);
+    memcpy(b->data + b->len, "\r\n", 2); /* http_stream_send has made room */
+    *ret_len = b->len + 2 - (size_t)(start - b->data);
+    b->len = 0;
+    TAILQ_REMOVE(&request->server->unsent, request, unsent);
+    return start;
+}
+
+/* Past evhttp, whose way is two changes of epoll and a turn of the loop for each piece; what the
+ * socket does not take at once waits in its buffer, behind which nothing may be sent directly. */
+static void flush_one(struct http_request *request)
+{
+    size_t len;
+    const char *chunk = take_chunk(request, &len);
+
+    if (!request->server->tls && !evbuffer_get_length(request->out)) {
+        ssize_t n = send(request->fd, chunk, len, MSG_DONTWAIT | MSG_NOSIGNAL);
+        chunk += MAX(n, 0);
+        len -= (size_t)MAX(n, 0);
+    }
+    if (len)
+        evbuffer_add(request->out, chunk, len);
+}
+
+void http_flush(struct http_server *server)
+{
+    while (!TAILQ_EMPTY(&server->unsent))
+        flush_one(TAILQ_FIRST(&server->unsent));
 }
 
 bool http_stream_send(struct http_request *request, const void *data, size_t len)
 {
-    struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
-    struct bufferevent *bev = evhttp_connection_get_bufferevent(connection);
-    struct evbuffer *piece = evhttp_request_get_output_buffer(request->ev);
+    struct buffer *pending = &request->pending;
 
-    evbuffer_add(piece, data, len);
-    evhttp_send_reply_chunk(request->ev, piece);
-    return evbuffer_get_length(bufferevent_get_output(bev)) <=
+    if (!request->chunked) {
+        struct evbuffer *piece = evhttp_request_get_output_buffer(request->ev);
+        evbuffer_add(piece, data, len);
+        evhttp_send_reply_chunk(request->ev, piece);
+    } else if (len) {
+        if (buffer_reserve(pending, CHUNK_ROOM + len + 2) < 0)
+            return false;
+        if (!pending->len) {
+            TAILQ_INSERT_TAIL(&request->server->unsent, request, unsent);
+            pending->len = CHUNK_ROOM;
+        }
+        buffer_append(pending, data, len);
+    }
+    return evbuffer_get_length(request->out) + pending->len <=
            request->server->options->reader_backlog;
 }
 
 void http_stream_end(struct http_request *request)
 {
     struct evhttp_request *ev = request->ev;
+    size_t len;
 
+    if (request->pending.len) { /* with the last chunk, by one call */
+        const char *chunk = take_chunk(request, &len);
+        evbuffer_add(request->out, chunk, len);
+    }
     detach(request);
     request_free(request);
     evhttp_send_reply_end(ev);

@@ -65,11 +65,14 @@ void http_not_allowed(struct http_request *request, const char *allow);
 void http_error_json(struct buffer *out, int status, const char *type, const char *code,
                      const char *param, const char *text);
 
-/* text/event-stream, piece by piece. */
+/* text/event-stream, piece by piece. What is sent leaves with http_flush, at the latest with the
+ * stream's end. */
 void http_stream_begin(struct http_request *request);
-/* False: the reader is too slow; the caller ends its work and calls http_abort. */
+/* False: the reader is too slow or memory short; the caller ends its work and calls http_abort. */
 bool http_stream_send(struct http_request *request, const void *data, size_t len);
 void http_stream_end(struct http_request *request);
+/* Once a turn of the loop: everything that streams have been given goes out. */
+void http_flush(struct http_server *server);
 /* Closes the connection; `gone` is not called. The request is gone. */
 void http_abort(struct http_request *request);
 

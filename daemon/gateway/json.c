@@ -79,8 +79,12 @@ void js_string(struct buffer *out, const char *text, size_t len)
     }
     append(out, "\"", 1);
     while (i < len) {
+        if (p[i] >= 0x20 && p[i] < 0x7f && p[i] != '"' && p[i] != '\\') {
+            i++; /* nearly all there is */
+            continue;
+        }
         size_t n = character(p + i, len - i);
-        if (n && p[i] >= 0x20 && p[i] != '"' && p[i] != '\\' && p[i] != 0x7f) {
+        if (n && p[i] >= 0x80) {
             i += n;
             continue;
         }

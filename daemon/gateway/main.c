@@ -51,6 +51,7 @@ static void on_pump(int fd, short what, void *arg)
     sched_tick(gw->sched, now, &next);
     fleet_scale(gw, now, &scale_next);
     fleet_run(gw);
+    http_flush(gw->http); /* behind the next step: the instance must not wait for us */
     next = MIN(next, scale_next);
     if (next != UINT64_MAX) {
         now = clock_ns();

@@ -30,8 +30,9 @@ struct choice {
     uint32_t n_generated; /* tokens */
     struct detok *detok;
     struct stop stop;
-    struct buffer text; /* that may go out and has not (streams), or all of it */
-    struct buffer ids;  /* uint32_t, when asked for, as text */
+    struct buffer text;          /* that may go out and has not (streams), or all of it */
+    struct buffer before, after; /* of a plain chunk, around the text */
+    struct buffer ids;           /* uint32_t, when asked for, as text */
     /* Log-probabilities not sent yet. For chats `lp` holds the entries; completions have four
      * lists. */
     struct buffer lp, lp_tokens, lp_top, lp_offsets;

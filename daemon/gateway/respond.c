@@ -178,6 +178,7 @@ static bool send_out(struct gw_job *job)
         job->streaming = true;
     }
     job->heartbeat_ns = clock_ns();
+    gw_pump(job->gw); /* flushes */
     bool fast = http_stream_send(job->http, job->out.data, job->out.len);
     job->out.len = 0;
     return fast;
@@ -205,6 +206,43 @@ static void role_chunk(struct gw_job *job, struct choice *c)
     close_chunk(job);
 }
 
+/* {"id":..., ... "choices":[{"index":0, */
+static void open_chunk(struct gw_job *job, const struct choice *c, struct buffer *out)
+{
+    raw_buffer(out, &job->head);
+    js_printf(out, ",\"choices\":[{\"index\":%u,", c->index);
+}
+
+/* What is the same around every text of a choice without anything special. */
+static void make_ends(struct gw_job *job, struct choice *c)
+{
+    bool chat = job->kind == API_CHAT;
+
+    open_chunk(job, c, &c->before);
+    js_raw(&c->before, chat ? "\"delta\":{\"content\":" : "\"text\":");
+    js_raw(&c->after, chat ? "}" : "");
+    js_raw(&c->after, ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null}]");
+    js_raw(&c->after, job->api.include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
+}
+
+/* By far the most: a chunk in mid-stream with nothing but text. */
+static bool is_plain(const struct gw_job *job, const struct choice *c, bool last)
+{
+    return !last && c->begun && job->api.logprobs < 0 && !job->api.return_ids &&
+           !job->api.continuous_usage;
+}
+
+static bool plain_chunk(struct gw_job *job, struct choice *c)
+{
+    if (!c->before.len)
+        make_ends(job, c);
+    raw_buffer(&job->out, &c->before);
+    string_buffer(&job->out, &c->text);
+    raw_buffer(&job->out, &c->after);
+    c->text.len = 0;
+    return send_out(job);
+}
+
 bool respond_chunk(struct gw_job *job, struct choice *c, bool last)
 {
     struct buffer *out = &job->out;
@@ -215,8 +253,9 @@ bool respond_chunk(struct gw_job *job, struct choice *c, bool last)
     echo(job, c);
     if (!c->text.len && !last)
         return true;
-    raw_buffer(out, &job->head);
-    js_printf(out, ",\"choices\":[{\"index\":%u,", c->index);
+    if (is_plain(job, c, last))
+        return plain_chunk(job, c);
+    open_chunk(job, c, out);
     if (chat && !c->text.len) {
         js_raw(out, "\"delta\":{}");
     } else {
