@@ -46,6 +46,10 @@ static void token_text(const struct gw_job *job, uint32_t token, struct buffer *
     size_t len;
 
     out->len = 0;
+    if (job->api.tokens_as_ids) {
+        js_printf(out, "token_id:%u", token);
+        return;
+    }
     if (tokenizer_token_bytes(t, token, out, NULL) == 0 && out->len)
         return;
     const char *spelling = tokenizer_token_text(t, token, &len);

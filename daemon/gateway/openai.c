@@ -292,6 +292,32 @@ static void f_object(struct parse *p)
         bad(p, "expected an object");
 }
 
+/* Nothing is lost by leaving out an empty list. */
+static void f_unless_empty(struct parse *p)
+{
+    if (!json_is_array(p->value) || json_array_size(p->value))
+        bad(p, "not supported");
+}
+
+static void f_modalities(struct parse *p)
+{
+    size_t i;
+    json_t *v;
+
+    json_array_foreach(p->value, i, v)
+    {
+        if (!json_is_string(v) || strcmp(json_string_value(v), "text"))
+            bad(p, "only \"text\" is supported");
+    }
+}
+
+static void f_truncate(struct parse *p)
+{
+    p->r->truncate = integer(p, -1, INT32_MAX);
+    if (!p->r->truncate)
+        bad(p, "0 tokens would be left");
+}
+
 static void f_unsupported(struct parse *p)
 {
     bad(p, "not supported");
@@ -372,13 +398,27 @@ static void f_ignored(struct parse *p)
     X(guided_grammar, G, f_unsupported(p))                                                         \
     X(logits_processors, G, f_unsupported(p))                                                      \
     X(allowed_token_ids, G, f_unsupported(p))                                                      \
-    X(truncate_prompt_tokens, G, f_unsupported(p))                                                 \
+    X(truncate_prompt_tokens, G, f_truncate(p))                                                    \
+    X(return_tokens_as_token_ids, G, r->tokens_as_ids = boolean(p))                                \
+    X(bad_words, G, f_unless_empty(p))                                                             \
+    X(functions, H, f_unless_empty(p))                                                             \
+    X(web_search_options, H, f_unsupported(p))                                                     \
+    X(modalities, H, f_modalities(p))                                                              \
     X(prompt_embeds, G, f_unsupported(p))                                                          \
     X(audio, H, f_unsupported(p))                                                                  \
     X(spaces_between_special_tokens, G, f_ignored(p))                                              \
     X(parallel_tool_calls, H, f_ignored(p))                                                        \
     X(reasoning_effort, H, f_ignored(p))                                                           \
     X(request_id, G, f_ignored(p))                                                                 \
+    X(length_penalty, G, f_ignored(p))                                                             \
+    X(early_stopping, G, f_ignored(p))                                                             \
+    X(prediction, H, f_ignored(p))                                                                 \
+    X(verbosity, H, f_ignored(p))                                                                  \
+    X(prompt_cache_key, G, f_ignored(p))                                                           \
+    X(safety_identifier, G, f_ignored(p))                                                          \
+    X(kv_transfer_params, G, f_ignored(p))                                                         \
+    X(mm_processor_kwargs, H, f_ignored(p))                                                        \
+    X(vllm_xargs, G, f_ignored(p))                                                                 \
     X(service_tier, G, f_ignored(p))                                                               \
     X(store, G, f_ignored(p))                                                                      \
     X(metadata, G, f_ignored(p))

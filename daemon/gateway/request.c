@@ -228,12 +228,29 @@ static void submit(struct gw_job *job)
 
 /* ---- tokenizing, on a worker ---- */
 
+/* truncate_prompt_tokens: the last ones stay. */
+static void truncate_prompts(struct gw_job *job)
+{
+    struct api_request *api = &job->api;
+    uint32_t most = job->model->text->max_positions;
+    size_t keep = api->truncate > 0 ? (size_t)api->truncate : most > 1 ? most - 1 : SIZE_MAX;
+
+    for (size_t i = 0; api->truncate && i < api->n_prompts; i++) {
+        struct api_prompt *p = &api->prompts[i];
+        if (p->n_ids <= keep)
+            continue;
+        memmove(p->ids, p->ids + (p->n_ids - keep), keep * sizeof *p->ids);
+        p->n_ids = keep;
+    }
+}
+
 static void run_prepare(struct work *work)
 {
     struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
 
     if (text_prepare(job->model->text, &job->api, &job->fail) < 0 && !job->fail.status)
         job->fail.status = 400;
+    truncate_prompts(job);
 }
 
 static void prepared(struct work *work)

@@ -270,6 +270,34 @@ class Api(Case):
             self.g.complete("x", max_tokens=1, brand_new_field={"a": 1})
         self.assertEqual(self.g.text().count('field="brand_new_field"'), 1)
 
+    def test_truncated_prompts(self):
+        ids = CASES[0]["prompt_ids"]
+        r = self.g.complete(ids, max_tokens=1, truncate_prompt_tokens=3, return_token_ids=True)
+        self.assertEqual(r["choices"][0]["prompt_token_ids"], ids[-3:])
+        self.assertEqual(r["usage"]["prompt_tokens"], 3)
+        r = self.g.complete("a " * 5000, max_tokens=1, truncate_prompt_tokens=-1)
+        self.assertEqual(r["usage"]["prompt_tokens"], 2047)
+        self.fails(400, "/v1/completions", {"prompt": "x", "truncate_prompt_tokens": 0}, "0 tokens")
+
+    def test_tokens_as_ids(self):
+        r = self.g.complete(STORY, max_tokens=2, logprobs=1, return_tokens_as_token_ids=True,
+                            return_token_ids=True)["choices"][0]
+        self.assertEqual(r["logprobs"]["tokens"], [f"token_id:{t}" for t in r["token_ids"]])
+
+    def test_fields_without_a_meaning_here(self):
+        """Those that change no answer are taken; those that would are refused by name."""
+        self.g.complete("x", max_tokens=1, bad_words=[], prompt_cache_key="a", vllm_xargs={},
+                        length_penalty=1.0, safety_identifier="me")
+        self.g.chat("x", max_tokens=1, modalities=["text"], verbosity="low", functions=[])
+        self.assertNotIn("unknown field ignored field=\"verbosity\"", self.g.text())
+        for field, value in (("bad_words", ["x"]), ("allowed_token_ids", [1]),
+                             ("use_beam_search", True)):
+            self.fails(400, "/v1/completions", {"prompt": "x", field: value}, field, param=field)
+        chat = {"messages": [{"role": "user", "content": "x"}]}
+        for field, value in (("modalities", ["audio"]), ("functions", [{"name": "f"}]),
+                             ("web_search_options", {})):
+            self.fails(400, "/v1/chat/completions", {**chat, field: value}, field, param=field)
+
     def test_tokenize(self):
         r = self.g.ask("/tokenize", prompt=CASES[0]["prompt"], return_token_strs=True)
         self.assertEqual(r["tokens"], CASES[0]["prompt_ids"])

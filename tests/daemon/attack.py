@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attacks on the real programs share: after each one the daemon still serves, with the right
+tokens, and nothing is left over."""
+import atexit
+import os
+import shutil
+import tempfile
+import time
+import unittest
+
+import harness
+from harness import grpc, pb
+from test_real import CASES, Driver, made
+
+CODE = grpc.StatusCode
+GOLDEN = os.path.join(harness.SOURCE, "tests", "goldens", "llama")
+Q = "model.layers.0.self_attn.q_proj.weight"
+UP = "model.layers.0.mlp.up_proj.weight"
+SANITIZED = "ASAN_OPTIONS" in os.environ  # shadow and quarantine are no memory of emberd's
+
+
+class Attack(unittest.TestCase):
+    warm = None  # a cache with what ember-tiny needs, for what is not about the cache
+
+    @classmethod
+    def warm_cache(cls):
+        if not Attack.warm:
+            Attack.warm = tempfile.mkdtemp(prefix="ember-attack-")
+            atexit.register(shutil.rmtree, Attack.warm, True)
+            d = harness.Daemon("--standby=0", f"--cache-dir={Attack.warm}", real=True)
+            d.client.SpawnInstance()
+            d.stop()
+        return Attack.warm
+
+    def folder(self):
+        path = tempfile.mkdtemp(prefix="ember-attack-")
+        self.addCleanup(shutil.rmtree, path, True)
+        return path
+
+    def daemon(self, *options, cold=False, **more):
+        if not cold:
+            options = (f"--cache-dir={self.warm_cache()}", *options)
+        d = harness.Daemon(*options, real=True, **more)
+        self.addCleanup(lambda: d.process.returncode is None and d.stop())
+        self.addCleanup(self.end_drivers)
+        return d
+
+    def setUp(self):
+        self.begun = time.monotonic()
+        self.addCleanup(lambda: print(f"{time.monotonic() - self.begun:.1f} s", end=" "))
+
+    def end_drivers(self):
+        while made:
+            made.pop().close()
+
+    def fails(self, code, call, text):
+        with self.assertRaises(grpc.RpcError) as caught:
+            result = call()
+            if not isinstance(result, (list, pb.SpawnInstanceResponse)):
+                list(result)
+        self.assertEqual(caught.exception.code(), code, caught.exception.details())
+        self.assertRegex(caught.exception.details(), text)
+
+    def serves(self, d, **fields):
+        """A fresh instance gives the right tokens."""
+        spawned = d.client.SpawnInstance(**fields)
+        self.assertEqual(Driver(spawned).case(CASES[0]), CASES[0]["greedy_ids"])
+        d.client.StopInstance(id=spawned.instance.id)
+        return spawned
+
+    def nothing_left(self, d, fds=None):
+        """Nothing is charged, nothing runs, no descriptor is held when nothing is resident."""
+        for m in d.client.ListModels().models:
+            d.client.UnloadModel(name=m.name, force=True)
+        d.wait_until(lambda: not d.children(), "the children are gone")
+        s = d.client.GetStatus()
+        self.assertEqual((s.memory_weights, s.memory_instances, s.memory_reserved, s.standby,
+                          s.leased, s.starting), (0,) * 6)
+        self.assertEqual(d.sockets(), [])
+        if fds is not None:
+            d.wait_until(lambda: len(d.fds()) <= fds, "descriptors are back")
+
+
+# ---- checkpoints ----
+
+
+def write_text(text):
+    def make(path):
+        with open(path, "w") as f:
+            f.write(text)
+    return make
