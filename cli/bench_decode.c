@@ -182,7 +182,8 @@ static int bench_decode(struct bench *b, struct error *err)
     put_machine(b);
     if (!cli_json(b->call))
         printf("  a token reads %.3f GB of weights; a KV page of %d tokens has %llu bytes\n",
-               cost.weight_bytes / 1e9, KV_PAGE_SIZE, (unsigned long long)info->kv_page_bytes);
+               cost.weight_bytes / 1e9, KV_PAGE_SIZE,
+               (unsigned long long)model_info(b->model.model)->kv_page_bytes[b->model.kv]);
     r = decode(b, 1, 0, &one, err);
     if (r == 0)
         put_overhead(b, &one);

@@ -110,7 +110,9 @@ int bench_model_open(struct bench_model *m, const struct verb_call *call, uint32
                                      .compile = true,
                                      .weights = m->loaded.weights,
                                      .manifest = m->loaded.manifest,
-                                     .kv_bytes = m->n_pages * model_info(m->model)->kv_page_bytes};
+                                     .kv = m->kv,
+                                     .kv_bytes =
+                                         m->n_pages * model_info(m->model)->kv_page_bytes[m->kv]};
     m->pages = mem_alloc(m->n_pages, sizeof *m->pages);
     if (!m->pages)
         return error_set(err, ENOMEM, "no memory for %u page numbers", m->n_pages);
@@ -162,8 +164,9 @@ static void attention_cost(const struct ember_op *op, const struct bench_load *l
     }
     double k = (double)(op->i[ATTN_I_KV_HEADS] * op->i[ATTN_I_DK]),
            v = (double)(op->i[ATTN_I_KV_HEADS] * op->i[ATTN_I_DV]);
-    ret->kv_bytes += load->seqs * most *
-                     (k * dtype_size(op->t[ATTN_K].dtype) + v * dtype_size(op->t[ATTN_V].dtype));
+    ret->kv_bytes += load->seqs * most * (k + v) * dtype_size(op->t[ATTN_K].dtype);
+    if (op->t[ATTN_K].dtype == EMBER_I8)
+        ret->kv_bytes += load->seqs * most * 2 * (double)op->i[ATTN_I_KV_HEADS] * sizeof(float);
     ret->flops += 2.0 * load->seqs * pairs * (double)op->i[ATTN_I_Q_HEADS] *
                   (double)(op->i[ATTN_I_DK] + op->i[ATTN_I_DV]);
 }

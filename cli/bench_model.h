@@ -14,6 +14,7 @@
 
 struct bench_model {
     char *dir;
+    enum ember_dtype kv;
     struct loaded loaded;
     struct model *model;
     struct weights_layout *layout;

@@ -112,6 +112,7 @@ static int reserve(struct engine *engine, struct error *err)
 {
     const struct model_info *info = model_info(engine->model);
     uint64_t *bytes = engine->memory_bytes;
+    uint64_t page = info->kv_page_bytes[engine->options.kv];
     struct ember_backend_error e = {0};
 
     for (int i = 0; i < BUCKET_COUNT; i++) {
@@ -125,17 +126,16 @@ static int reserve(struct engine *engine, struct error *err)
             bytes[a] = MAX(bytes[a], b->plan->arena_bytes[a]);
         engine->staging_bytes = MAX(engine->staging_bytes, b->plan->io.inputs_end);
     }
-    uint64_t kv = engine->options.kv_bytes
-                      ? engine->options.kv_bytes
-                      : engine_kv_default(info->kv_page_bytes, info->max_positions);
-    if (kv < info->kv_page_bytes || kv / info->kv_page_bytes > INT32_MAX / KV_PAGE_SIZE - 1)
+    uint64_t kv = engine->options.kv_bytes ? engine->options.kv_bytes
+                                           : engine_kv_default(page, info->max_positions);
+    if (kv < page || kv / page > INT32_MAX / KV_PAGE_SIZE - 1)
         return error_set(err, EINVAL, "kv_bytes is %llu; one page of this model takes %llu",
-                         (unsigned long long)kv, (unsigned long long)info->kv_page_bytes);
-    engine->pages = (uint32_t)(kv / info->kv_page_bytes);
-    if (!size_mul(engine->pages + UINT64_C(1), info->kv_page_bytes, &bytes[EMBER_ARENA_KV]) ||
+                         (unsigned long long)kv, (unsigned long long)page);
+    engine->pages = (uint32_t)(kv / page);
+    if (!size_mul(engine->pages + UINT64_C(1), page, &bytes[EMBER_ARENA_KV]) ||
         !size_mul(bytes[EMBER_ARENA_STATE], STATE_SLOTS, &bytes[EMBER_ARENA_STATE]))
         return error_set(err, ENOMEM, "%u KV pages of %llu bytes are more than there can be",
-                         engine->pages, (unsigned long long)info->kv_page_bytes);
+                         engine->pages, (unsigned long long)page);
     for (int a = EMBER_ARENA_KV; a < EMBER_ARENA_COUNT; a++) {
         int r = bytes[a] ? engine->backend->memory_alloc(engine->device, bytes[a],
                                                          &engine->memory[a], &e)
@@ -214,12 +214,13 @@ static void set_requests(struct engine *engine)
     uint32_t taps = engine->options.tap_tokens;
 
 #define X(t, s, r)                                                                                 \
-    engine->buckets[BUCKET_T##t].request = (struct plan_request){.tokens = t, .seqs = s, .rows = r};
+    engine->buckets[BUCKET_T##t].request =                                                         \
+        (struct plan_request){.tokens = t, .seqs = s, .rows = r, .kv = engine->options.kv};
     ENGINE_BUCKETS(X)
 #undef X
     if (taps)
-        engine->buckets[BUCKET_TAPS].request =
-            (struct plan_request){.tokens = taps, .seqs = 1, .rows = taps, .taps = true};
+        engine->buckets[BUCKET_TAPS].request = (struct plan_request){
+            .tokens = taps, .seqs = 1, .rows = taps, .taps = true, .kv = engine->options.kv};
 }
 
 int engine_open(const struct engine_options *options, struct engine **ret, struct error *err)

@@ -102,6 +102,23 @@ struct ember_tensor tensor_rows(struct ember_tensor t, uint32_t first, uint32_t 
     return t;
 }
 
+uint64_t kv_block_bytes(enum ember_dtype dtype, uint64_t heads, uint64_t slots, uint64_t width)
+{
+    uint64_t rows, bytes;
+
+    if (!size_mul(heads, slots, &rows) || !size_mul(rows, width, &bytes) ||
+        !size_mul(bytes, dtype_size(dtype), &bytes) || bytes > UINT64_MAX / 4)
+        return UINT64_MAX;
+    return dtype == EMBER_I8 ? size_align(bytes, 4) + rows * sizeof(float) : bytes;
+}
+
+uint32_t attention_parts(uint64_t keys)
+{
+    uint64_t parts = (keys + EMBER_ATTN_PART - 1) / EMBER_ATTN_PART;
+
+    return (uint32_t)MIN(MAX(parts, 1u), (uint64_t)EMBER_ATTN_PARTS);
+}
+
 uint32_t dtype_size(enum ember_dtype dtype)
 {
     switch (dtype) {

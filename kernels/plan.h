@@ -63,6 +63,11 @@ struct ember_tensor tensor_columns(struct ember_tensor t, uint32_t first, uint32
 /* A view of rows [first, first + rows) of a rank-2 or rank-1 tensor. */
 struct ember_tensor tensor_rows(struct ember_tensor t, uint32_t first, uint32_t rows);
 uint32_t dtype_size(enum ember_dtype dtype);
+/* Bytes of a K or V block [heads, slots, width] of a KV page, scales included. UINT64_MAX: it does
+ * not fit. */
+uint64_t kv_block_bytes(enum ember_dtype dtype, uint64_t heads, uint64_t slots, uint64_t width);
+/* Parts that attention may cut a query's keys into when the page table has room for `keys`. */
+uint32_t attention_parts(uint64_t keys);
 const char *dtype_name(enum ember_dtype dtype);
 const char *op_name(enum ember_op_kind kind);
 

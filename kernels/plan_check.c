@@ -345,10 +345,11 @@ static void kv_block(struct check *c, int slot, const char *name, uint64_t heads
              (unsigned long long)slots, (unsigned long long)width);
         return;
     }
-    if (!dtype_is_float(t->dtype) || t->offset % dtype_size(t->dtype))
-        fail(c, "%s has dtype %s or a misaligned offset", name, dtype_name(t->dtype));
-    else if (!size_mul(heads * slots, width * dtype_size(t->dtype), &bytes) ||
-             !size_add(t->offset, bytes, &bytes) || bytes > c->plan->arena_bytes[EMBER_ARENA_KV])
+    if (!(dtype_is_float(t->dtype) || t->dtype == EMBER_I8) || t->offset % sizeof(float) ||
+        t->row_stride % sizeof(float))
+        fail(c, "%s has dtype %s or a misaligned place", name, dtype_name(t->dtype));
+    else if (!size_add(t->offset, kv_block_bytes(t->dtype, heads, slots, width), &bytes) ||
+             bytes > c->plan->arena_bytes[EMBER_ARENA_KV])
         fail(c, "%s at %llu leaves its page of %llu bytes", name, (unsigned long long)t->offset,
              (unsigned long long)c->plan->arena_bytes[EMBER_ARENA_KV]);
     else if (t->row_stride != c->plan->arena_bytes[EMBER_ARENA_KV])
@@ -358,7 +359,7 @@ static void kv_block(struct check *c, int slot, const char *name, uint64_t heads
 
 static uint64_t kv_end(const struct ember_tensor *t)
 {
-    return t->offset + (uint64_t)t->dim[0] * t->dim[1] * t->dim[2] * dtype_size(t->dtype);
+    return t->offset + kv_block_bytes(t->dtype, t->dim[0], t->dim[1], t->dim[2]);
 }
 
 static bool kv_overlap(const struct ember_tensor *k, const struct ember_tensor *v)
@@ -396,6 +397,9 @@ static void check_split_norm_rope(struct check *c)
     kv_block(c, SNR_V, "v", (uint64_t)hkv, (uint64_t)page, (uint64_t)dv);
     if (!c->failed && kv_overlap(&c->op->t[SNR_K], &c->op->t[SNR_V]))
         fail(c, "k and v overlap");
+    if (!c->failed && c->op->t[SNR_K].dtype != c->op->t[SNR_V].dtype)
+        fail(c, "k is %s and v %s", dtype_name(c->op->t[SNR_K].dtype),
+             dtype_name(c->op->t[SNR_V].dtype));
     index_input(c, SNR_KV_SLOT, "kv_slot", c->n, c->plan->io.kv_slot);
     distinct(c, SNR_Q, -1);
 }
@@ -425,6 +429,14 @@ static void check_attention(struct check *c)
         weight(c, ATTN_SINKS, "sinks", 1, (uint64_t)hq, 0, 0);
     act(c, ATTN_OUT, "out", OUT, c->n, (uint64_t)(hq * dv));
     distinct(c, ATTN_OUT, -1);
+    if (!c->failed && c->op->t[ATTN_K].dtype != c->op->t[ATTN_V].dtype)
+        fail(c, "k is %s and v %s", dtype_name(c->op->t[ATTN_K].dtype),
+             dtype_name(c->op->t[ATTN_V].dtype));
+    if (absent(c, ATTN_PARTS))
+        return;
+    uint64_t parts = attention_parts((uint64_t)c->plan->io.shape.pages * (uint64_t)page);
+    act(c, ATTN_PARTS, "parts", OUT, c->n, (uint64_t)(hq * (dv + 2)) * parts);
+    distinct(c, ATTN_PARTS, -1);
 }
 
 static void check_glu(struct check *c)

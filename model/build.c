@@ -12,6 +12,10 @@
 #include <errno.h>
 #include <string.h>
 
+/* Steps of so few tokens have room for attention in parts; larger ones keep all threads busy by
+ * their rows. */
+#define PARTS_TOKENS 16
+
 struct builder {
     const struct model *model;
     const struct desc *d;
@@ -21,9 +25,10 @@ struct builder {
     int failed;
     uint32_t tokens, rows; /* T, R */
     bool taps;
+    enum ember_dtype kv;
     uint32_t layer;
     uint64_t kv_at; /* where the layer's K block stands in a page */
-    struct ember_tensor x, h, delta, qkv, q, attn, gate_up, inner, ropes[DESC_ROPES];
+    struct ember_tensor x, h, delta, qkv, q, attn, parts, gate_up, inner, ropes[DESC_ROPES];
     struct ember_tensor route_logits, route_ids, route_weights, experts, experts_inner, experts_out,
         shared, shared_gate;
     struct ember_tensor gathered, final;
@@ -281,11 +286,11 @@ static struct ember_tensor kv_block(const struct builder *b, uint64_t offset, ui
                                     uint32_t width)
 {
     return (struct ember_tensor){.arena = EMBER_ARENA_KV,
-                                 .dtype = EMBER_F32,
+                                 .dtype = (uint8_t)b->kv,
                                  .rank = 3,
                                  .dim = {heads, KV_PAGE_SIZE, width},
                                  .offset = offset,
-                                 .row_stride = b->d->info.kv_page_bytes};
+                                 .row_stride = b->plan->arena_bytes[EMBER_ARENA_KV]};
 }
 
 static void build_split(struct builder *b, const struct desc_attn *a, struct ember_tensor k,
@@ -316,13 +321,19 @@ static void build_split(struct builder *b, const struct desc_attn *a, struct emb
     o->f[SNR_F_V_SCALE] = a->v_scale;
 }
 
+/* Keys that the page table of a sequence has room for. */
+static uint64_t keys(const struct builder *b)
+{
+    return (uint64_t)b->plan->io.shape.pages * KV_PAGE_SIZE;
+}
+
 static void build_attention(struct builder *b, const struct desc_attn *a, struct ember_tensor in)
 {
     struct ember_tensor k = kv_block(b, b->kv_at, a->kv_heads, a->dk), v, out;
     struct ember_op *o;
-    b->kv_at += (uint64_t)a->kv_heads * KV_PAGE_SIZE * a->dk * 4;
+    b->kv_at += model_kv_block(b->kv, a->kv_heads, a->dk);
     v = kv_block(b, b->kv_at, a->kv_heads, a->dv);
-    b->kv_at += (uint64_t)a->kv_heads * KV_PAGE_SIZE * a->dv * 4;
+    b->kv_at += model_kv_block(b->kv, a->kv_heads, a->dv);
     out = narrow(b->attn, a->q_heads * a->dv);
 
     linear(b, in, W_QKV, W_QKV_B,
@@ -343,6 +354,8 @@ static void build_attention(struct builder *b, const struct desc_attn *a, struct
     o->t[ATTN_POSITIONS] = io_vector(b->plan->io.positions, b->tokens);
     o->t[ATTN_SINKS] = weight(b, W_SINKS);
     o->t[ATTN_OUT] = out;
+    if (b->parts.rank)
+        o->t[ATTN_PARTS] = narrow(b->parts, a->q_heads * (a->dv + 2) * attention_parts(keys(b)));
     o->i[ATTN_I_Q_HEADS] = a->q_heads;
     o->i[ATTN_I_KV_HEADS] = a->kv_heads;
     o->i[ATTN_I_DK] = a->dk;
@@ -595,6 +608,14 @@ static void scratch_attention(struct builder *b)
     scratch(b, EMBER_F32, b->tokens, qkv, &b->qkv);
     scratch(b, EMBER_F32, b->tokens, q, &b->q);
     scratch(b, EMBER_F32, b->tokens, out, &b->attn);
+    if (b->tokens > PARTS_TOKENS)
+        return;
+    uint32_t widest = 0;
+    for (uint32_t i = 0; i < b->d->info.n_layers; i++) {
+        const struct desc_attn *a = &b->d->attns[b->d->layers[i].attn];
+        widest = MAX(widest, a->q_heads * (a->dv + 2) * attention_parts(keys(b)));
+    }
+    scratch(b, EMBER_F32, b->tokens, widest, &b->parts);
 }
 
 static void scratch_moe(struct builder *b, const struct desc_mlp *m)
@@ -679,7 +700,7 @@ static int build(struct builder *b)
     if (!variants)
         return error_set(b->err, ENOMEM, "no memory for %u layers", b->d->info.n_layers);
     b->plan->arena_bytes[EMBER_ARENA_WEIGHTS] = b->layout->bytes;
-    b->plan->arena_bytes[EMBER_ARENA_KV] = b->d->info.kv_page_bytes;
+    b->plan->arena_bytes[EMBER_ARENA_KV] = b->d->info.kv_page_bytes[b->kv];
     build_scratch(b);
     build_embed(b);
     for (b->layer = 0; b->layer < b->d->info.n_layers && !b->failed; b->layer++)
@@ -706,6 +727,7 @@ int model_plan(const struct model *model, const struct weights_layout *layout,
                         .err = err,
                         .tokens = request->tokens,
                         .rows = request->rows,
+                        .kv = request->kv,
                         .taps = request->taps};
     int r;
     if ((r = layout_check(model, layout, err)) < 0 || (r = plan_new(&shape, &plan, err)) < 0)

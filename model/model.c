@@ -23,17 +23,28 @@ const struct model_info *model_info(const struct model *model)
     return &model->desc.info;
 }
 
-/* Bytes of K and V of one layer in one page; both are kept in float32. */
-static uint64_t layer_page_bytes(const struct desc_attn *a)
+uint64_t model_kv_block(enum ember_dtype kv, uint32_t heads, uint32_t width)
 {
-    return (uint64_t)KV_PAGE_SIZE * a->kv_heads * (a->dk + a->dv) * 4;
+    return size_align(kv_block_bytes(kv, heads, KV_PAGE_SIZE, width), 64);
+}
+
+static uint64_t page_bytes(const struct model *model, enum ember_dtype kv)
+{
+    uint64_t bytes = 0;
+
+    for (uint32_t i = 0; i < model->desc.info.n_layers; i++) {
+        const struct desc_attn *a = &model->desc.attns[model->desc.layers[i].attn];
+        bytes += model_kv_block(kv, a->kv_heads, a->dk) + model_kv_block(kv, a->kv_heads, a->dv);
+    }
+    return bytes;
 }
 
 static int finish_info(struct model *model, struct error *err)
 {
+    static const enum ember_dtype kv[] = {EMBER_F32, EMBER_BF16, EMBER_F16, EMBER_I8};
     struct model_info *info = &model->desc.info;
-    for (uint32_t i = 0; i < info->n_layers; i++)
-        info->kv_page_bytes += layer_page_bytes(&model->desc.attns[model->desc.layers[i].attn]);
+    for (size_t i = 0; i < ARRAY_LEN(kv); i++)
+        info->kv_page_bytes[kv[i]] = page_bytes(model, kv[i]);
     for (uint32_t i = 0; i < model->desc.n_ropes; i++) {
         const struct desc_rope *rope = &model->desc.ropes[i];
         uint32_t exact = (uint32_t)rope->max_position;

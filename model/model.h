@@ -37,8 +37,9 @@ struct model_info {
     uint32_t n_eos;
     /* Positions depend on the prompt's length when that is beyond this many tokens; 0: never. */
     uint32_t rope_exact_len;
-    uint64_t kv_page_bytes; /* K and V of all layers for KV_PAGE_SIZE tokens */
-    uint64_t parameters;    /* by the config's shapes, embeddings included */
+    /* K and V of all layers for KV_PAGE_SIZE tokens, kept in this type; 0: they cannot be. */
+    uint64_t kv_page_bytes[EMBER_DTYPE_COUNT];
+    uint64_t parameters; /* by the config's shapes, embeddings included */
 };
 
 /*
@@ -125,6 +126,7 @@ int weight_source_read(const struct checkpoint *checkpoint, const struct weight 
 struct plan_request {
     uint32_t tokens, seqs, rows; /* the bucket: T, S, R */
     bool taps;                   /* copy hidden states 0..L to the IO arena (verify) */
+    enum ember_dtype kv;         /* what K and V are kept in: EMBER_F32 (0), _BF16, _F16 or _I8 */
 };
 
 /* P, the pages a sequence may have, is that of max_positions. The plan passes plan_check. */

@@ -9,6 +9,9 @@
 #include "model/desc.h"
 #include "model/model.h"
 
+/* Bytes that a layer's K or V block takes in a KV page. */
+uint64_t model_kv_block(enum ember_dtype kv, uint32_t heads, uint32_t width);
+
 /* Resident tensors of a layer: X(id, name). Names appear as "layers.3.qkv". */
 #define LAYER_WEIGHTS(X)                                                                           \
     X(W_NORM_ATTN_IN, "norm_attn_in")                                                              \

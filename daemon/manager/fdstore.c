@@ -164,7 +164,7 @@ static void set_from_manifest(struct mgr_model *m, const struct model *model,
     digest_hex(&layout->digest, m->digest);
     m->weights_bytes = layout->bytes;
     m->parameters = info->parameters;
-    m->kv_page_bytes = info->kv_page_bytes;
+    m->kv_page_bytes = info->kv_page_bytes[EMBER_F32];
     m->vocab_size = info->vocab_size;
     m->max_positions = info->max_positions;
 }

@@ -67,7 +67,7 @@ struct ember_step_header {
     uint32_t n_tokens, n_seqs, n_rows, reserved[5];
 };
 
-#define EMBER_OP_TENSORS 8
+#define EMBER_OP_TENSORS 9
 #define EMBER_OP_INTS 12
 #define EMBER_OP_FLOATS 6
 
@@ -210,6 +210,8 @@ enum { ROPE_F_ATTENTION_FACTOR, ROPE_F_THETA, ROPE_F_FACTOR, ROPE_F_MAX_POSITION
  * NORM_AFTER 1: the norm comes behind the rotation. v is multiplied by V_SCALE.
  * A page of one layer holds K as [Hkv, page_size, dk] and V as [Hkv, page_size, dv]; the K and V
  * operands' offset is that block's place in page 0 and row_stride the distance to the next page.
+ * Both are f32, bf16 or f16 (rounded to nearest, ties to even), or i8: then each row of codes has a
+ * scale as in quantize, f32 [Hkv, page_size] behind the codes, from the next multiple of 4 on.
  * ROPE absent or ROTARY 0: no rotation.
  */
 enum {
@@ -239,8 +241,14 @@ enum { SNR_F_EPS, SNR_F_W_BIAS, SNR_F_V_SCALE };
  * attention: causal, paged. Token r of sequence s = seq_of[r] at position p sees the keys 0..p of
  * s, or p - window + 1..p when window > 0. Key j lives in page page_table[s, j / page_size], slot j
  * % page_size. scores = cap(scale * q.k), softmax in float32; a sink adds exp(sink[h]) to the
- * denominator alone. Query head h reads KV head h / (Hq / Hkv).
+ * denominator alone. Query head h reads KV head h / (Hq / Hkv). K and V are of one dtype.
+ *
+ * PARTS is room for a backend that cuts a query's keys into parts and spreads them over threads;
+ * what is in it before and after means nothing. A query has at most EMBER_ATTN_PARTS parts, of at
+ * least EMBER_ATTN_PART keys but for the last; parts is the most that the page table allows.
  */
+#define EMBER_ATTN_PART 256
+#define EMBER_ATTN_PARTS 32
 enum {
     ATTN_Q,
     ATTN_K,
@@ -249,7 +257,8 @@ enum {
     ATTN_SEQ_OF /* i32 [T] */,
     ATTN_POSITIONS /* i32 [T] */,
     ATTN_SINKS /* [opt] [Hq] */,
-    ATTN_OUT /* [T, Hq dv] */
+    ATTN_OUT /* [T, Hq dv] */,
+    ATTN_PARTS /* [opt] f32 [T, Hq parts (dv + 2)] */
 };
 enum { ATTN_I_Q_HEADS, ATTN_I_KV_HEADS, ATTN_I_DK, ATTN_I_DV, ATTN_I_PAGE_SIZE, ATTN_I_WINDOW };
 enum { ATTN_F_SCALE, ATTN_F_SOFTCAP };

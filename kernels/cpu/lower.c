@@ -22,6 +22,8 @@ struct lowering {
     const struct ember_op *op;
     struct ember_launch launch;
     struct ember_launch_arg args[KERNEL_MAX_ARGS];
+    ember_emit_fn emit;
+    void *sink;
     struct ember_backend_error *error;
 };
 
@@ -128,6 +130,12 @@ static void blocks(struct lowering *l, uint64_t units, double work)
     l->launch.grid[1] = l->launch.grid[2] = 1;
 }
 
+static int emit_launch(struct lowering *l)
+{
+    l->launch.args = l->args;
+    return l->emit(l->sink, &l->launch);
+}
+
 /* An operand that kernels read with one dtype only. */
 static int need_dtype(struct lowering *l, uint32_t operand, enum ember_dtype dtype,
                       const char *what)
@@ -136,6 +144,22 @@ static int need_dtype(struct lowering *l, uint32_t operand, enum ember_dtype dty
         return 0;
     return unsupported(l, "%s has dtype number %u, these kernels take %u", what,
                        l->op->t[operand].dtype, dtype);
+}
+
+/* K and V pages: of one dtype, with heads no wider than the kernels have room for. */
+static int need_kv(struct lowering *l, uint32_t k, uint32_t v)
+{
+    const struct ember_tensor *a = &l->op->t[k], *b = &l->op->t[v];
+    if (a->dtype != b->dtype || (a->dtype != EMBER_F32 && a->dtype != EMBER_F16 &&
+                                 a->dtype != EMBER_BF16 && a->dtype != EMBER_I8))
+        return unsupported(l,
+                           "K has dtype number %u and V %u, these kernels take f32, f16, bf16 "
+                           "or i8 for both",
+                           a->dtype, b->dtype);
+    if (a->dim[2] > ATTENTION_DIM_MAX || b->dim[2] > ATTENTION_DIM_MAX)
+        return unsupported(l, "heads of %u and %u, these kernels take %d", a->dim[2], b->dim[2],
+                           ATTENTION_DIM_MAX);
+    return 0;
 }
 
 /* A small weight (norm, bias, sinks) that may be any of the float dtypes, or absent. */
@@ -306,9 +330,7 @@ static int lower_split_norm_rope(struct lowering *l)
     if (!r)
         r = need_float(l, SNR_K_NORM, "k norm");
     if (!r)
-        r = need_dtype(l, SNR_K, EMBER_F32, "K cache");
-    if (!r)
-        r = need_dtype(l, SNR_V, EMBER_F32, "V cache");
+        r = need_kv(l, SNR_K, SNR_V);
     if (r)
         return r;
     begin(l, "split_norm_rope", qkv->dim[0]);
@@ -333,23 +355,15 @@ static int lower_split_norm_rope(struct lowering *l)
     set_float(l, SPL_EPS, op->f[SNR_F_EPS]);
     set_float(l, SPL_W_BIAS, op->f[SNR_F_W_BIAS]);
     set_float(l, SPL_V_SCALE, op->f[SNR_F_V_SCALE]);
+    set_int(l, SPL_KV_DTYPE, op->t[SNR_K].dtype);
     specialise(l, "DK=%u,DV=%u", (uint32_t)op->i[SNR_I_DK], (uint32_t)op->i[SNR_I_DV]);
     blocks(l, qkv->dim[0], 2.0 * qkv->dim[0] * qkv->dim[1]);
     return 0;
 }
 
-static int lower_attention(struct lowering *l)
+static void attention_args(struct lowering *l)
 {
     const struct ember_op *op = l->op;
-    const struct ember_tensor *q = &op->t[ATTN_Q], *pages = &op->t[ATTN_PAGES];
-    int r = need_float(l, ATTN_SINKS, "sinks");
-    if (!r)
-        r = need_dtype(l, ATTN_K, EMBER_F32, "K cache");
-    if (!r)
-        r = need_dtype(l, ATTN_V, EMBER_F32, "V cache");
-    if (r)
-        return r;
-    begin(l, "attention", q->dim[0]);
     set_rows(l, ATT_Q, ATTN_Q);
     set_tensor(l, ATT_K, ATTN_K);
     set_tensor(l, ATT_V, ATTN_V);
@@ -368,13 +382,45 @@ static int lower_attention(struct lowering *l)
         set_int(l, slot[i], (uint64_t)op->i[attribute[i]]);
     set_float(l, ATT_SCALE, op->f[ATTN_F_SCALE]);
     set_float(l, ATT_SOFTCAP, op->f[ATTN_F_SOFTCAP]);
+    set_int(l, ATT_KV_DTYPE, op->t[ATTN_K].dtype);
+    set_rows(l, ATT_PARTS, ATTN_PARTS);
+    set_int(l, ATT_PARTS_EACH, 0);
+    if (op->t[ATTN_PARTS].rank)
+        set_int(l, ATT_PARTS_EACH,
+                op->t[ATTN_PARTS].dim[1] /
+                    (uint64_t)(op->i[ATTN_I_Q_HEADS] * (op->i[ATTN_I_DV] + 2)));
     specialise(l, "DK=%u,DV=%u,PAGE=%u", (uint32_t)op->i[ATTN_I_DK], (uint32_t)op->i[ATTN_I_DV],
                (uint32_t)op->i[ATTN_I_PAGE_SIZE]);
+}
+
+/* With room for parts: two launches, the parts and their joining. */
+static int lower_attention(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    const struct ember_tensor *q = &op->t[ATTN_Q], *pages = &op->t[ATTN_PAGES];
+    int r = need_float(l, ATTN_SINKS, "sinks");
+    if (!r)
+        r = need_kv(l, ATTN_K, ATTN_V);
+    if (r)
+        return r;
+    begin(l, op->t[ATTN_PARTS].rank ? "attention_parts" : "attention", q->dim[0]);
+    attention_args(l);
     /* The context is not known here: half of what the page table could hold, up to 1024 keys. */
     double keys = 0.5 * pages->dim[1] * (double)op->i[ATTN_I_PAGE_SIZE];
+    double work = 2.0 * q->dim[0] * q->dim[1] * (keys < 1024 ? keys : 1024);
     uint64_t heads = (uint64_t)op->i[ATTN_I_KV_HEADS];
-    blocks(l, (q->dim[0] + 7) / 8 * heads,
-           2.0 * q->dim[0] * q->dim[1] * (keys < 1024 ? keys : 1024));
+    if (!op->t[ATTN_PARTS].rank) {
+        blocks(l, (q->dim[0] + 7) / 8 * heads, work);
+        return 0;
+    }
+    blocks(l, q->dim[0] * heads * EMBER_ATTN_PARTS, work);
+    r = emit_launch(l);
+    if (r)
+        return r;
+    begin(l, "attention_join", q->dim[0]);
+    specialise(l, "%s", "");
+    blocks(l, q->dim[0] * (uint64_t)op->i[ATTN_I_Q_HEADS],
+           0.5 * q->dim[0] * q->dim[1] * (keys < 1024 ? keys : 1024) / EMBER_ATTN_PART);
     return 0;
 }
 
@@ -606,10 +652,7 @@ static int lower_op(struct lowering *l)
 int cpu_lower(const struct ember_op *op, ember_emit_fn emit, void *sink,
               struct ember_backend_error *error)
 {
-    struct lowering l = {.op = op, .error = error};
+    struct lowering l = {.op = op, .emit = emit, .sink = sink, .error = error};
     int r = lower_op(&l);
-    if (r)
-        return r;
-    l.launch.args = l.args;
-    return emit(sink, &l.launch);
+    return r ? r : emit_launch(&l);
 }

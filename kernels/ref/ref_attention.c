@@ -80,13 +80,45 @@ static void side(const struct ref *r, uint32_t norm, const float *from, double *
         norm_side(r, norm, x, heads);
 }
 
+/* The scales of an int8 block of n rows of d codes. */
+static float *scales(const void *block, int64_t n, int64_t d)
+{
+    return (float *)((char *)block + (n * d + 3) / 4 * 4);
+}
+
+/* Row `at` of the n of a K or V block: d elements of x, as the block keeps them. */
+static void keep(const struct ref *r, void *block, int64_t n, int64_t at, const double *x,
+                 int64_t d)
+{
+    enum ember_dtype dtype = r->op->t[SNR_K].dtype;
+    double most = 0, sum = 0;
+    for (int64_t i = 0; i < d; i++) {
+        float value = (float)x[i];
+        if (dtype == EMBER_F32)
+            ((float *)block)[at * d + i] = value;
+        else if (dtype == EMBER_BF16)
+            ((uint16_t *)block)[at * d + i] = ref_to_bf16(value);
+        else if (dtype == EMBER_F16)
+            ((uint16_t *)block)[at * d + i] = ref_to_f16(value);
+        most = fmax(most, fabs(value));
+        sum += value - value; /* NaN when one is not finite */
+    }
+    if (dtype != EMBER_I8)
+        return;
+    float scale = sum == 0 ? (float)most / 127.0f : NAN;
+    scales(block, n, d)[at] = scale;
+    for (int64_t i = 0; i < d; i++)
+        ((int8_t *)block)[at * d + i] =
+            scale > 0 ? (int8_t)fmin(127, fmax(-127, rint((double)((float)x[i] / scale)))) : 0;
+}
+
 /* qkv [T, Hq dk + Hkv dk + Hkv dv] -> q [T, Hq dk], K page [Hkv, page_size, dk], V page [Hkv,
  * page_size, dv] */
 void ref_split_norm_rope(const struct ref *r)
 {
     const int64_t *i = r->op->i;
     int64_t hq = i[SNR_I_Q_HEADS], hkv = i[SNR_I_KV_HEADS], dk = i[SNR_I_DK], dv = i[SNR_I_DV];
-    double *x = calloc((size_t)(hq > hkv ? hq : hkv) * (size_t)dk, sizeof(*x));
+    double *x = calloc((size_t)(hq > hkv ? hq : hkv) * (size_t)dk + (size_t)dv, sizeof(*x));
     if (!x)
         abort();
     for (uint32_t row = 0; row < r->rows; row++) {
@@ -95,28 +127,35 @@ void ref_split_norm_rope(const struct ref *r)
         int64_t kv_slot = ((const int32_t *)ref_base(r, SNR_KV_SLOT))[row];
         int64_t page = kv_slot / i[SNR_I_PAGE_SIZE], slot = kv_slot % i[SNR_I_PAGE_SIZE];
         float *q = ref_row(r, SNR_Q, row);
-        float *k = ref_row(r, SNR_K, (uint64_t)page), *v = ref_row(r, SNR_V, (uint64_t)page);
+        void *k = ref_row(r, SNR_K, (uint64_t)page), *v = ref_row(r, SNR_V, (uint64_t)page);
         side(r, SNR_Q_NORM, qkv, x, hq, rope);
         for (int64_t j = 0; j < hq * dk; j++)
             q[j] = (float)x[j];
         side(r, SNR_K_NORM, qkv + hq * dk, x, hkv, rope);
-        for (int64_t j = 0; j < hkv * dk; j++)
-            k[(j / dk * i[SNR_I_PAGE_SIZE] + slot) * dk + j % dk] = (float)x[j];
-        for (int64_t j = 0; j < hkv * dv; j++)
-            v[(j / dv * i[SNR_I_PAGE_SIZE] + slot) * dv + j % dv] =
-                (float)(r->op->f[SNR_F_V_SCALE] * qkv[(hq + hkv) * dk + j]);
+        int64_t size = i[SNR_I_PAGE_SIZE];
+        for (int64_t h = 0; h < hkv; h++)
+            keep(r, k, hkv * size, h * size + slot, x + h * dk, dk);
+        for (int64_t h = 0; h < hkv; h++) {
+            for (int64_t j = 0; j < dv; j++)
+                x[j] = r->op->f[SNR_F_V_SCALE] * qkv[(hq + hkv) * dk + h * dv + j];
+            keep(r, v, hkv * size, h * size + slot, x, dv);
+        }
     }
     free(x);
 }
 
-/* Where key j of KV head g stands in K or V pages of rows of d floats. */
-static const float *key_at(const struct ref *r, uint32_t operand, uint32_t seq, int64_t g,
-                           int64_t j, int64_t d)
+/* Element e of key j of KV head g in K or V pages of rows of d. */
+static double key_at(const struct ref *r, uint32_t operand, uint32_t seq, int64_t g, int64_t j,
+                     int64_t d, int64_t e)
 {
     int64_t page_size = r->op->i[ATTN_I_PAGE_SIZE];
     int32_t page = ((const int32_t *)ref_row(r, ATTN_PAGES, seq))[j / page_size];
-    const float *base = ref_row(r, operand, (uint64_t)page);
-    return base + (g * page_size + j % page_size) * d;
+    const void *block = ref_row(r, operand, (uint64_t)page);
+    int64_t at = g * page_size + j % page_size;
+    if (r->op->t[operand].dtype == EMBER_I8)
+        return (double)((const int8_t *)block)[at * d + e] *
+               scales(block, r->op->i[ATTN_I_KV_HEADS] * page_size, d)[at];
+    return ref_load(block, (uint64_t)(at * d + e), r->op->t[operand].dtype);
 }
 
 /* One query head: q [dk] against keys first..last -> out [dv]; p has room for a double a key */
@@ -127,10 +166,9 @@ static void head(const struct ref *r, const float *q, float *out, uint32_t seq, 
     int64_t g = h / (i[ATTN_I_Q_HEADS] / i[ATTN_I_KV_HEADS]);
     double sink = ref_weight(r, ATTN_SINKS, 0, (uint64_t)h, -INFINITY), top = sink;
     for (int64_t j = first; j <= last; j++) {
-        const float *k = key_at(r, ATTN_K, seq, g, j, i[ATTN_I_DK]);
         double sum = 0;
         for (int64_t d = 0; d < i[ATTN_I_DK]; d++)
-            sum += (double)q[d] * k[d];
+            sum += q[d] * key_at(r, ATTN_K, seq, g, j, i[ATTN_I_DK], d);
         p[j] = ref_cap(r->op->f[ATTN_F_SCALE] * sum, r->op->f[ATTN_F_SOFTCAP]);
         top = fmax(top, p[j]);
     }
@@ -140,7 +178,7 @@ static void head(const struct ref *r, const float *q, float *out, uint32_t seq, 
     for (int64_t d = 0; d < i[ATTN_I_DV]; d++) {
         double sum = 0;
         for (int64_t j = first; j <= last; j++)
-            sum += p[j] / total * key_at(r, ATTN_V, seq, g, j, i[ATTN_I_DV])[d];
+            sum += p[j] / total * key_at(r, ATTN_V, seq, g, j, i[ATTN_I_DV], d);
         out[d] = (float)sum;
     }
 }

@@ -161,7 +161,7 @@ static void plan_real(const char *path, Ember__V1__LoaderPlanned *planned, int f
     planned->parameters = model_info(model)->parameters;
     planned->vocab_size = model_info(model)->vocab_size;
     planned->max_positions = model_info(model)->max_positions;
-    planned->kv_page_bytes = model_info(model)->kv_page_bytes;
+    planned->kv_page_bytes = model_info(model)->kv_page_bytes[EMBER_F32];
     fds[0] = resident_fd(resident);
     fds[1] = sealed_file(manifest.data, manifest.len);
 }

@@ -11,6 +11,7 @@
 
 #include "base/mem.h"
 #include "harness.h"
+#include "kernels/plan.h"
 #include "kernels/ref/ref.h"
 
 static const enum ember_dtype floats[] = {EMBER_F32, EMBER_F16, EMBER_BF16};
@@ -86,16 +87,19 @@ struct shape {
     uint32_t hq, hkv, dk, dv, page_size;
 };
 
+static const enum ember_dtype kv_dtypes[] = {EMBER_F32, EMBER_BF16, EMBER_F16, EMBER_I8};
+
 /* K and V pages of one of two layers: K and V blocks side by side in a page. */
 static void kv_tensors(struct kcase *c, uint32_t k_slot, uint32_t v_slot, const struct shape *s,
-                       uint32_t pages)
+                       uint32_t pages, enum ember_dtype dtype)
 {
-    uint64_t k_bytes = 4ull * s->hkv * s->page_size * s->dk,
-             v_bytes = 4ull * s->hkv * s->page_size * s->dv;
+    uint64_t k_bytes = size_align(kv_block_bytes(dtype, s->hkv, s->page_size, s->dk), 4),
+             v_bytes = size_align(kv_block_bytes(dtype, s->hkv, s->page_size, s->dv), 4);
     uint64_t page = k_bytes + v_bytes + 64;
     struct ember_tensor *k = kcase_tensor(c, k_slot, EMBER_ARENA_KV, EMBER_F32, 1, 1,
                                           (uint32_t)(pages * page / 4), 0, 0);
     k->rank = 3;
+    k->dtype = (uint8_t)dtype;
     k->dim[0] = s->hkv;
     k->dim[1] = s->page_size;
     k->dim[2] = s->dk;
@@ -103,6 +107,22 @@ static void kv_tensors(struct kcase *c, uint32_t k_slot, uint32_t v_slot, const 
     c->op.t[v_slot] = *k;
     c->op.t[v_slot].dim[2] = s->dv;
     c->op.t[v_slot].offset += k_bytes;
+    if (dtype == EMBER_F32)
+        return;
+    /* Other noise than that of floats: halves, or codes with scales of which some are 0. */
+    for (uint32_t p = 0; p < pages; p++)
+        for (uint32_t side = 0; side < 2; side++) {
+            char *block = kcase_row(c, side ? v_slot : k_slot, p);
+            uint32_t rows = s->hkv * s->page_size, n = rows * (side ? s->dv : s->dk);
+            for (uint32_t i = 0; i < n; i++)
+                if (dtype == EMBER_I8)
+                    block[i] = (char)rnd(256);
+                else
+                    ((uint16_t *)block)[i] =
+                        dtype == EMBER_BF16 ? ref_to_bf16(rnd_float()) : ref_to_f16(rnd_float());
+            for (uint32_t i = 0; dtype == EMBER_I8 && i < rows; i++)
+                ((float *)(block + size_align(n, 4)))[i] = i % 7 == 3 ? 0 : 0.01f * rnd_float();
+        }
 }
 
 static void split_case(const struct shape *s, uint32_t rotary, uint32_t norm, uint32_t after,
@@ -132,7 +152,7 @@ static void split_case(const struct shape *s, uint32_t rotary, uint32_t norm, ui
             }
     }
     kcase_tensor(&c, SNR_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, s->hq * s->dk, 0);
-    kv_tensors(&c, SNR_K, SNR_V, s, pages);
+    kv_tensors(&c, SNR_K, SNR_V, s, pages, EMBER_F32);
     kcase_tensor(&c, SNR_KV_SLOT, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
     for (uint32_t r = 0; r < n; r++) /* distinct slots, across pages */
         *(int32_t *)kcase_row(&c, SNR_KV_SLOT, r) = (int32_t)((r * 7 + 3) % (pages * s->page_size));
@@ -174,24 +194,73 @@ static void test_split(void **ctx)
     }
 }
 
+/* What is kept of K and V in each form, exactly: no norm, no rotation. */
+static void kept_case(const struct shape *s, enum ember_dtype dtype)
+{
+    struct kcase c;
+    char what[128];
+    uint32_t n = 7, pages = 4, cols = (s->hq + s->hkv) * s->dk + s->hkv * s->dv;
+    snprintf(what, sizeof(what), "split_norm_rope hkv=%u dk=%u dv=%u keeps dtype %u", s->hkv, s->dk,
+             s->dv, dtype);
+    kcase_start(&c, EMBER_OP_SPLIT_NORM_ROPE, EMBER_ROWS_TOKENS, n);
+    kcase_tensor(&c, SNR_QKV, EMBER_ARENA_SCRATCH, EMBER_F32, 300, 2, n, cols, 0);
+    kcase_tensor(&c, SNR_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, s->hq * s->dk, 0);
+    kv_tensors(&c, SNR_K, SNR_V, s, pages, dtype);
+    kcase_tensor(&c, SNR_KV_SLOT, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
+    for (uint32_t r = 0; r < n; r++)
+        *(int32_t *)kcase_row(&c, SNR_KV_SLOT, r) = (int32_t)((r * 7 + 3) % (pages * s->page_size));
+    /* Rows of zeros, of denormals, of what is too large for a half, and with what is no number. */
+    static const float odd[] = {0, 1e-41f, 66000, INFINITY, NAN, 3e-6f};
+    for (uint32_t r = 0; r < 6; r++)
+        for (uint32_t i = s->hq * s->dk; i < cols; i += r < 3 ? 1 : 5)
+            ((float *)kcase_row(&c, SNR_QKV, r))[i] = r == 2 && i % 3   ? rnd_float()
+                                                      : r == 3 && i % 2 ? -INFINITY
+                                                                        : odd[r];
+    const int64_t ints[] = {s->hq, s->hkv, s->dk, s->dv, 0, 0, 0, 0, s->page_size};
+    memcpy(c.op.i, ints, sizeof(ints));
+    c.op.f[SNR_F_V_SCALE] = 0.5;
+    kcase_rows(&c, SNR_QKV, 1);
+    kcase_rows(&c, SNR_KV_SLOT, 1);
+    kcase_out(&c, SNR_Q, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        const struct ember_tensor *t = &c.op.t[i ? SNR_V : SNR_K];
+        c.view[i] = *t;
+        c.view[i].rank = 2;
+        c.view[i].dtype = EMBER_I32; /* its bits */
+        c.view[i].dim[0] = pages;
+        c.view[i].dim[1] = (uint32_t)(kv_block_bytes(dtype, t->dim[0], t->dim[1], t->dim[2]) / 4);
+    }
+    kcase_check(&c, what);
+    kcase_free(&c);
+}
+
+static void test_kept(void **ctx)
+{
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        for (size_t j = 0; j < ARRAY_LEN(kv_dtypes); j++)
+            kept_case(&shapes[i], kv_dtypes[j]);
+}
+
 /* Prompts of several sequences and single tokens behind others, pages in a random order. */
-static void attention_case(const struct shape *s, uint32_t longest, uint32_t window, double softcap,
-                           int sinks)
+static void attention_case(const struct shape *s, enum ember_dtype dtype, bool parts,
+                           uint32_t longest, uint32_t window, double softcap, int sinks)
 {
     struct kcase c;
     char what[128];
     uint32_t seqs = 4, per_seq = (longest + s->page_size - 1) / s->page_size + 1, n = 0,
              seq_rows[4] = {1, 13, 9, 1};
     snprintf(what, sizeof(what),
-             "attention hq=%u hkv=%u dk=%u dv=%u page=%u keys=%u window=%u cap=%g sinks=%d", s->hq,
-             s->hkv, s->dk, s->dv, s->page_size, longest, window, softcap, sinks);
+             "attention hq=%u hkv=%u dk=%u dv=%u page=%u kv=%u parts=%d keys=%u window=%u cap=%g "
+             "sinks=%d",
+             s->hq, s->hkv, s->dk, s->dv, s->page_size, dtype, parts, longest, window, softcap,
+             sinks);
     for (uint32_t i = 0; i < seqs; i++) {
         seq_rows[i] = seq_rows[i] < longest ? seq_rows[i] : longest;
         n += seq_rows[i];
     }
     kcase_start(&c, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS, n);
     kcase_tensor(&c, ATTN_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, n, s->hq * s->dk, 0);
-    kv_tensors(&c, ATTN_K, ATTN_V, s, seqs * per_seq);
+    kv_tensors(&c, ATTN_K, ATTN_V, s, seqs * per_seq, dtype);
     kcase_tensor(&c, ATTN_PAGES, EMBER_ARENA_IO, EMBER_I32, 0, 2, seqs, per_seq, 0);
     for (uint32_t i = 0; i < seqs * per_seq;
          i++) /* a permutation: 1 is coprime to any count, so is count - 1 */
@@ -216,20 +285,52 @@ static void attention_case(const struct shape *s, uint32_t longest, uint32_t win
     kcase_rows(&c, ATTN_SEQ_OF, 1);
     kcase_rows(&c, ATTN_POSITIONS, 1);
     kcase_out(&c, ATTN_OUT, 1);
+    if (parts) { /* and without: the same bits */
+        struct arenas whole, cut;
+        kcase_run(&c, &c.op, cpu_isa_best(), NULL, 0, &whole);
+        kcase_tensor(&c, ATTN_PARTS, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n,
+                     s->hq * (s->dv + 2) * attention_parts(per_seq * s->page_size), 0);
+        kcase_rows(&c, ATTN_PARTS, 1);
+        c.ignored = ATTN_PARTS;
+        kcase_run(&c, &c.op, cpu_isa_best(), NULL, 0, &cut);
+        for (uint32_t r = 0; r < n; r++) {
+            uint64_t at = c.op.t[ATTN_OUT].offset + r * c.op.t[ATTN_OUT].row_stride;
+            assert_memory_equal(whole.data[EMBER_ARENA_SCRATCH] + at,
+                                cut.data[EMBER_ARENA_SCRATCH] + at, 4ull * s->hq * s->dv);
+        }
+        arenas_free(&whole);
+        arenas_free(&cut);
+    }
     kcase_check(&c, what);
     kcase_free(&c);
 }
 
 static void test_attention(void **ctx)
 {
-    static const uint32_t keys[] = {1, 2, 15, 16, 17, 100, 333};
+    static const uint32_t keys[] = {1, 2, 15, 16, 17, 63, 100, 333};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         for (size_t k = 0; k < ARRAY_LEN(keys); k++) {
-            attention_case(&shapes[i], keys[k], 0, k & 1 ? 0 : 20, (int)(k + i) % 4);
-            attention_case(&shapes[i], keys[k], 1 + (uint32_t)(k * 7), 0, (int)k % 2);
+            enum ember_dtype dtype = kv_dtypes[(i + k) % 4];
+            attention_case(&shapes[i], EMBER_F32, k & 1, keys[k], 0, k & 1 ? 0 : 20,
+                           (int)(k + i) % 4);
+            attention_case(&shapes[i], dtype, k & 1, keys[k], 1 + (uint32_t)(k * 7), 0, (int)k % 2);
         }
-        attention_case(&shapes[i], 64, 16, 0, 0);
-        attention_case(&shapes[i], 64, 64, 0, 0);
+        attention_case(&shapes[i], EMBER_F32, true, 64, 16, 0, 0);
+        attention_case(&shapes[i], EMBER_F32, false, 64, 64, 0, 0);
+    }
+}
+
+/* Where parts begin and end, and where they get longer; windows that reach over them. */
+static void test_attention_parts(void **ctx)
+{
+    static const uint32_t keys[] = {255, 256, 257, 512, 700, 8201, 17000};
+    static const struct shape narrow[] = {{4, 2, 16, 8, 16}, {3, 1, 8, 20, 16}};
+    for (size_t k = 0; k < ARRAY_LEN(keys); k++) {
+        enum ember_dtype dtype = kv_dtypes[k % 4];
+        attention_case(&narrow[0], dtype, true, keys[k], 0, 0, (int)k % 2);
+        attention_case(&narrow[1], dtype, true, keys[k], keys[k] / 2 + 3, 0, 0);
+        attention_case(&narrow[k % 2], kv_dtypes[(k + 1) % 4], true, keys[k], 100, k % 3 ? 0 : 9,
+                       1);
     }
 }
 
@@ -241,7 +342,7 @@ static void test_attention_unseen(void **ctx)
     kcase_start(&c, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS, 1);
     kcase_tensor(&c, ATTN_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, 1, 2 * 32, 0);
     const struct shape s = {2, 1, 32, 32, page_size};
-    kv_tensors(&c, ATTN_K, ATTN_V, &s, 2);
+    kv_tensors(&c, ATTN_K, ATTN_V, &s, 2, EMBER_F32);
     kcase_tensor(&c, ATTN_PAGES, EMBER_ARENA_IO, EMBER_I32, 0, 2, 1, 2, 0);
     ((int32_t *)kcase_row(&c, ATTN_PAGES, 0))[1] = 1;
     kcase_tensor(&c, ATTN_SEQ_OF, EMBER_ARENA_IO, EMBER_I32, 0, 1, 1, 0, 0);
@@ -274,7 +375,9 @@ int main(void)
         cmocka_unit_test(test_rope_table),
         cmocka_unit_test(test_rope_stretched),
         cmocka_unit_test(test_split),
+        cmocka_unit_test(test_kept),
         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_parts),
         cmocka_unit_test(test_attention_unseen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -116,10 +116,11 @@ enum {
     SPL_PAGE_SIZE,
     SPL_EPS,
     SPL_W_BIAS,
-    SPL_V_SCALE
+    SPL_V_SCALE,
+    SPL_KV_DTYPE
 };
 
-/* attention */
+/* attention, attention_parts, attention_join */
 enum {
     ATT_Q = ARG_FIRST,
     ATT_Q_STRIDE,
@@ -142,8 +143,13 @@ enum {
     ATT_PAGE_SIZE,
     ATT_WINDOW,
     ATT_SCALE,
-    ATT_SOFTCAP
+    ATT_SOFTCAP,
+    ATT_KV_DTYPE,
+    ATT_PARTS,
+    ATT_PARTS_STRIDE,
+    ATT_PARTS_EACH
 };
+#define ATTENTION_DIM_MAX 1024 /* of dk and dv */
 
 /* glu; rows are the header's times GLUA_REPEAT */
 enum {

@@ -22,6 +22,8 @@
     X(rope_table, "rope_table", rope)                                                              \
     X(split_norm_rope, "split_norm_rope", rope)                                                    \
     X(attention, "attention", attention)                                                           \
+    X(attention_parts, "attention_parts", attention)                                               \
+    X(attention_join, "attention_join", attention)                                                 \
     X(glu, "glu", rows)                                                                            \
     X(act, "act", rows)                                                                            \
     X(moe_route, "moe_route", moe)                                                                 \

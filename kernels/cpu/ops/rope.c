@@ -8,6 +8,7 @@
  * [-pi/4, pi/4], good to 1e-15.
  */
 #include "kernels/cpu/ops/args.h"
+#include "kernels/cpu/ops/kv.h"
 #include "kernels/cpu/simd.h"
 
 INLINE void sin_cos(double x, double *ret_sin, double *ret_cos)
@@ -198,6 +199,15 @@ INLINE struct side split_side(const uint64_t *args, size_t w, size_t w_dtype, co
     return side;
 }
 
+/* Row `at` of the n of a K or V block. */
+INLINE void kv_store(const uint64_t *args, char *block, size_t n, size_t at, const float *x,
+                     size_t d)
+{
+    enum ember_dtype dtype = (enum ember_dtype)args[SPL_KV_DTYPE];
+    float *scales = (float *)(block + kv_scales_at(n * d));
+    kv_narrow(x, dtype, d, block + at * d * kv_size(dtype), scales + at);
+}
+
 INLINE void split_row(const uint64_t *args, size_t r)
 {
     const size_t dk = SPLIT_DK, dv = SPLIT_DV, q_heads = args[SPL_Q_HEADS],
@@ -208,8 +218,8 @@ INLINE void split_row(const uint64_t *args, size_t r)
     float *q_out = (float *)(arg_pointer(args[SPL_Q]) + r * args[SPL_Q_STRIDE]);
     const uint32_t kv_slot = ((const uint32_t *)arg_pointer(args[SPL_KV_SLOT]))[r];
     const size_t page = kv_slot / page_size, slot = kv_slot % page_size;
-    float *k_out = (float *)(arg_pointer(args[SPL_K]) + page * args[SPL_K_PAGE_STRIDE]);
-    float *v_out = (float *)(arg_pointer(args[SPL_V]) + page * args[SPL_V_PAGE_STRIDE]);
+    char *k_out = arg_pointer(args[SPL_K]) + page * args[SPL_K_PAGE_STRIDE];
+    char *v_out = arg_pointer(args[SPL_V]) + page * args[SPL_V_PAGE_STRIDE];
     const float *rope = NULL;
     if (args[SPL_ROPE] && args[SPL_ROTARY])
         rope = (const float *)(arg_pointer(args[SPL_ROPE]) + r * args[SPL_ROPE_STRIDE]);
@@ -219,10 +229,12 @@ INLINE void split_row(const uint64_t *args, size_t r)
         split_head(args, &q_side, h, q + h * dk, q_out + h * dk, rope);
     vf v_scale = v_set(arg_float(args[SPL_V_SCALE]));
     for (size_t h = 0; h < kv_heads; h++) {
-        split_head(args, &k_side, h, k + h * dk, k_out + (h * page_size + slot) * dk, rope);
-        float *to = v_out + (h * page_size + slot) * dv;
+        float wide[ATTENTION_DIM_MAX];
+        split_head(args, &k_side, h, k + h * dk, wide, rope);
+        kv_store(args, k_out, kv_heads * page_size, h * page_size + slot, wide, dk);
         for (size_t i = 0; i < dv; i += VL)
-            v_put(to + i, v_mul(v_scale, v_get(v + h * dv + i, V_LEFT(i, dv))), V_LEFT(i, dv));
+            v_put(wide + i, v_mul(v_scale, v_get(v + h * dv + i, V_LEFT(i, dv))), V_LEFT(i, dv));
+        kv_store(args, v_out, kv_heads * page_size, h * page_size + slot, wide, dv);
     }
 }
 
