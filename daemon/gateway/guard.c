@@ -108,19 +108,38 @@ static void replace(struct evbuffer *out, int status, size_t len)
     log_debug("request refused by its form", "status=%d", known[i].status);
 }
 
-/* Called for each piece that is written; all but the first bytes of an error return at once. */
+/* The first bytes, however the buffer keeps them; a frozen one lets nobody copy. */
+static bool begins_with_an_error(struct evbuffer *out)
+{
+    struct evbuffer_iovec first;
+
+    if (evbuffer_peek(out, 10, NULL, &first, 1) < 1 || first.iov_len < 10)
+        return false;
+    const char *p = first.iov_base;
+    return !memcmp(p, "HTTP/1.", 7) && (p[9] == '4' || p[9] == '5');
+}
+
+/*
+ * Called for each piece that is written; all but the pieces of an error return at once. A
+ * bufferevent freezes the front of its output except while it writes.
+ */
 static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info, void *arg)
 {
     char page[PAGE_MAX + 1];
     size_t len = evbuffer_get_length(out);
 
-    if (!info->n_added || len < 32 || len > PAGE_MAX || evbuffer_copyout(out, page, 10) != 10 ||
-        memcmp(page, "HTTP/1.", 7) || (page[9] != '4' && page[9] != '5'))
+    if (!info->n_added || len < 32 || len > PAGE_MAX || !begins_with_an_error(out))
         return;
-    evbuffer_copyout(out, page, len);
-    page[len] = 0;
-    if (strstr(page, "\r\nContent-Type: text/html") && strstr(page, "</HTML>"))
-        replace(out, atoi(page + 9), len);
+    bool frozen = evbuffer_copyout(out, page, len) < 0;
+    if (frozen)
+        evbuffer_unfreeze(out, 1);
+    if (evbuffer_copyout(out, page, len) == (ev_ssize_t)len) {
+        page[len] = 0;
+        if (strstr(page, "\r\nContent-Type: text/html") && strstr(page, "</HTML>"))
+            replace(out, atoi(page + 9), len);
+    }
+    if (frozen)
+        evbuffer_freeze(out, 1);
 }
 
 /* ---- connections ---- */

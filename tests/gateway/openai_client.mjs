@@ -3,7 +3,7 @@
 import assert from 'node:assert/strict';
 import { createRequire } from 'node:module';
 
-const [, , folder, baseURL, expectedFile] = process.argv;
+const [, , folder, baseURL, expectedFile, ...only] = process.argv;
 const require = createRequire(folder + '/');
 const OpenAI = require('openai');
 const cases = require(expectedFile).cases;
@@ -93,6 +93,55 @@ const tests = {
     assert.deepEqual(texts, r.choices.map((c) => c.text));
   },
 
+  async chatChoices() {
+    const body = { model, messages: question, n: 2, temperature: 1, seed: 5, max_tokens: 8 };
+    const r = await client.chat.completions.create(body);
+    assert.deepEqual(r.choices.map((c) => c.index), [0, 1]);
+    const texts = ['', ''], reasons = [null, null];
+    for await (const chunk of await client.chat.completions.create({ ...body, stream: true }))
+      for (const c of chunk.choices) {
+        texts[c.index] += c.delta.content ?? '';
+        reasons[c.index] = c.finish_reason ?? reasons[c.index];
+      }
+    assert.deepEqual(texts, r.choices.map((c) => c.message.content));
+    assert.deepEqual(reasons, r.choices.map((c) => c.finish_reason));
+  },
+
+  async logprobStreams() {
+    const body = { model, messages: question, temperature: 0, max_tokens: 6, logprobs: true,
+                   top_logprobs: 2 };
+    const whole = (await client.chat.completions.create(body)).choices[0].logprobs.content;
+    const pieces = [];
+    for await (const chunk of await client.chat.completions.create({ ...body, stream: true }))
+      pieces.push(...(chunk.choices[0]?.logprobs?.content ?? []));
+    assert.deepEqual(pieces, whole);
+    const c = { model, prompt: story, temperature: 0, max_tokens: 6, logprobs: 2 };
+    const all = (await client.completions.create(c)).choices[0].logprobs;
+    const tokens = [];
+    for await (const chunk of await client.completions.create({ ...c, stream: true }))
+      tokens.push(...(chunk.choices[0].logprobs?.tokens ?? []));
+    assert.deepEqual(tokens, all.tokens);
+  },
+
+  async stopStreams() {
+    const body = { model, prompt: story, temperature: 0, max_tokens: 30, stop: [' the'] };
+    const whole = (await client.completions.create(body)).choices[0];
+    let text = '', reason = null;
+    for await (const chunk of await client.completions.create({ ...body, stream: true })) {
+      text += chunk.choices[0].text;
+      reason = chunk.choices[0].finish_reason ?? reason;
+    }
+    assert.equal(text, whole.text);
+    assert.equal(reason, 'stop');
+  },
+
+  async severalPrompts() {
+    const prompts = cases.slice(0, 3).map((c) => c.prompt);
+    const r = await client.completions.create({ model, prompt: prompts, temperature: 0,
+                                                max_tokens: 100 });
+    assert.deepEqual(r.choices.map((c) => c.text), cases.slice(0, 3).map((c) => c.greedy_text));
+  },
+
   async stop() {
     const r = await client.completions.create({
       model, prompt: story, temperature: 0, max_tokens: 30, stop: [' the', 'never seen'] });
@@ -111,6 +160,41 @@ const tests = {
       (e) => e instanceof OpenAI.AuthenticationError && e.code === 'invalid_api_key');
     await assert.rejects(client.completions.create({ model, prompt: 'a '.repeat(5000) }),
       (e) => e instanceof OpenAI.BadRequestError && e.code === 'context_length_exceeded');
+  },
+
+  async tooLarge() {
+    await assert.rejects(client.completions.create({ model, prompt: 'a'.repeat(3 << 20) }),
+      (e) => e instanceof OpenAI.APIError && e.status === 413 && e.code === 'request_too_large');
+  },
+
+  async errorInMidStream() {
+    const root = baseURL.replace('/v1', ''), headers = { Authorization: 'Bearer good-key' };
+    assert.equal((await fetch(root + '/sleep', { method: 'POST', headers })).status, 200);
+    try { // heartbeats open the stream, the queue's time-out ends it
+      const stream = await client.completions.create({ model, prompt: story, stream: true });
+      await assert.rejects((async () => { for await (const _ of stream); })(),
+        (e) => e instanceof OpenAI.APIError && e.code === 'timeout');
+      await assert.rejects(client.completions.create({ model, prompt: story }),
+        (e) => e instanceof OpenAI.InternalServerError && e.status === 503 &&
+               Number(e.headers.get('retry-after')) >= 1);
+    } finally {
+      assert.equal((await fetch(root + '/wake_up', { method: 'POST', headers })).status, 200);
+    }
+  },
+
+  async retries() { // its own: 429 is tried again after Retry-After
+    const crowd = Array.from({ length: 12 }, (_, i) => client.completions.create(
+      { model, prompt: `${story} ${i}`, n: 16, max_tokens: 30, ignore_eos: true },
+      { maxRetries: 0 }).then(() => 'done', (e) => e));
+    const ends = await Promise.all(crowd);
+    const refused = ends.filter((e) => e !== 'done');
+    assert.ok(refused.length > 0, 'nobody is refused');
+    for (const e of refused)
+      assert.ok(e instanceof OpenAI.RateLimitError && e.code === 'queue_full' &&
+                Number(e.headers.get('retry-after')) >= 1, `${e}`);
+    const patient = Array.from({ length: 12 }, (_, i) => client.completions.create(
+      { model, prompt: `${story} ${i}`, n: 4, max_tokens: 8 }, { maxRetries: 20 }));
+    for (const r of await Promise.all(patient)) assert.equal(r.choices.length, 4);
   },
 
   async abort() {
@@ -134,6 +218,7 @@ const tests = {
 
 let failed = 0;
 for (const [name, test] of Object.entries(tests)) {
+  if (only.length && !only.includes(name)) continue;
   try {
     await test();
     console.log(`ok ${name}`);

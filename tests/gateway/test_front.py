@@ -244,8 +244,15 @@ class Tls(unittest.TestCase):
                 pass
 
     def test_limits(self):
-        status, _, reply = self.g.request("POST", "/v1/completions", b"x" * 100000)
-        self.assertEqual((status, reply["error"]["code"]), (413, "request_too_large"))
+        c = self.g.connect()
+        c.request("GET", "/ping")
+        c.getresponse().read()
+        for _ in range(2):  # kept alive, then on a new connection
+            c.request("POST", "/v1/completions", b"x" * 100000)
+            r = c.getresponse()
+            self.assertEqual((r.status, json.loads(r.read())["error"]["code"]),
+                             (413, "request_too_large"))
+        c.close()
 
     def test_a_client_that_drips_is_dropped(self):
         with self.g.tls.wrap_socket(socket.create_connection(("127.0.0.1", self.g.port))) as s:

@@ -448,6 +448,14 @@ class Doors(Case):
             self.assertEqual(status, 413)
             self.assertEqual(headers["Content-Type"], "application/json")
             self.assertEqual(reply["error"]["code"], "request_too_large")
+        c = self.g.connect()  # and on a connection that has served before
+        c.request("GET", "/ping")
+        c.getresponse().read()
+        c.request("POST", "/v1/completions", b"x" * 100000)
+        r = c.getresponse()
+        self.assertEqual((r.status, json.loads(r.read())["error"]["code"]),
+                         (413, "request_too_large"))
+        c.close()
         status, _, reply = self.g.get("/ping", headers={"X-Long": "y" * 20000})
         self.assertIn(status, (400, 413, 431))
         self.assertIn("message", reply["error"])

@@ -45,14 +45,36 @@ def main():
     keys = f"{build}/keys"
     with open(keys, "w") as f:
         f.write("good-key\n")
-    stack = Stack(f"--api-keys={keys}")
+    failed = drive(folder, "http", [f"--api-keys={keys}", "--admin", "--heartbeat=200ms",
+                                    "--queue-timeout=3s", "--max-queue=40", "--max-body=1MiB"])
+    if shutil.which("openssl"):
+        failed |= over_tls(folder, build, keys)
+    else:
+        print("not over TLS: openssl is not installed")
+    sys.exit(failed)
+
+
+def drive(folder, scheme, options, only=(), env=None):
+    stack = Stack(*options)
     try:
-        done = subprocess.run(["node", f"{HERE}/openai_client.mjs", folder,
-                               f"http://127.0.0.1:{stack.gateway.port}/v1",
-                               f"{TINY}/expected_text.json"], timeout=200)
+        return subprocess.run(["node", f"{HERE}/openai_client.mjs", folder,
+                               f"{scheme}://127.0.0.1:{stack.gateway.port}/v1",
+                               f"{TINY}/expected_text.json", *only],
+                              timeout=200, env=dict(os.environ, **(env or {}))).returncode
     finally:
         stack.stop()
-    sys.exit(done.returncode)
+
+
+def over_tls(folder, build, keys):
+    cert, key = f"{build}/client-cert.pem", f"{build}/client-key.pem"
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt",
+                    "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key, "-out", cert,
+                    "-days", "2", "-subj", "/CN=localhost", "-addext",
+                    "subjectAltName=IP:127.0.0.1"], check=True, stderr=subprocess.DEVNULL)
+    return drive(folder, "https", [f"--api-keys={keys}", f"--tls-certificate={cert}",
+                                   f"--tls-key={key}"],
+                 ["chat", "chatStream", "completionStream", "errors", "abort"],
+                 {"NODE_EXTRA_CA_CERTS": cert})
 
 
 main()
