@@ -196,14 +196,6 @@ static uint32_t cols_of(const struct check *c, int slot)
     return c->op->t[slot].dim[1];
 }
 
-static void check_embed(struct check *c)
-{
-    uint32_t d = cols_of(c, EMBED_OUT);
-    index_input(c, EMBED_TOKENS, "tokens", c->n, c->plan->io.tokens);
-    weight(c, EMBED_TABLE, "table", 2, c->plan->io.shape.vocab, d, 0);
-    act(c, EMBED_OUT, "out", OUT, c->n, d);
-}
-
 static void check_norm(struct check *c)
 {
     uint32_t d = cols_of(c, NORM_X);
@@ -249,11 +241,8 @@ struct quant_slots {
     int x, w, w_scale, w_zero, x_scale, quant, group;
 };
 
-/*
- * x [x_rows, k] and the weight [n, k] ([experts, n, k] when rank is 3) in whichever form the op
- * says.
- */
-static void quantised(struct check *c, const struct quant_slots *s, uint64_t x_rows, int rank,
+/* The weight [n, k] ([experts, n, k] when rank is 3) of a quantised op; returns its groups a row. */
+static uint64_t quantised_weight(struct check *c, const struct quant_slots *s, int64_t quant, int rank,
                       uint64_t experts, uint64_t n, uint64_t k)
 {
     static const uint8_t dtypes[EMBER_QUANT_COUNT] = {[EMBER_QUANT_INT4] = EMBER_U8,
@@ -261,17 +250,8 @@ static void quantised(struct check *c, const struct quant_slots *s, uint64_t x_r
                                                       [EMBER_QUANT_INT8] = EMBER_I8,
                                                       [EMBER_QUANT_FP8] = EMBER_F8};
     const struct ember_op *op = c->op;
-    int64_t quant = int_in(c, s->quant, "quantisation", EMBER_QUANT_NONE, EMBER_QUANT_COUNT - 1);
     uint64_t rows = rank == 3 ? experts : n, group, cols, groups;
     bool four = quant == EMBER_QUANT_INT4 || quant == EMBER_QUANT_FP4;
-    bool int_x = !absent(c, s->x_scale);
-    if (quant == EMBER_QUANT_NONE) {
-        if (!absent(c, s->w_scale) || !absent(c, s->w_zero) || int_x)
-            fail(c, "scales for a weight that is not quantised");
-        act(c, s->x, "x", IN, x_rows, k);
-        weight(c, s->w, "weight", rank, rows, rank == 3 ? n : k, rank == 3 ? k : 0);
-        return;
-    }
     group = (uint64_t)int_in(c, s->group, "group", 32, DIM_MAX);
     if (group % 32 && group < k)
         fail(c, "groups of %llu, not a multiple of 32", (unsigned long long)group);
@@ -290,6 +270,46 @@ static void quantised(struct check *c, const struct quant_slots *s, uint64_t x_r
     if (!absent(c, s->w_zero))
         packed(c, s->w_zero, "weight zero", EMBER_U8, rank, rows, rank == 3 ? n : groups,
                rank == 3 ? groups : 0);
+    return groups;
+}
+
+static void check_embed(struct check *c)
+{
+    static const struct quant_slots slots = {-1, EMBED_TABLE, EMBED_SCALE, EMBED_ZERO, -1,
+                                             EMBED_I_QUANT, EMBED_I_GROUP};
+    uint32_t d = cols_of(c, EMBED_OUT), vocab = c->plan->io.shape.vocab;
+    int64_t quant = int_in(c, EMBED_I_QUANT, "quantisation", EMBER_QUANT_NONE, EMBER_QUANT_INT8);
+    index_input(c, EMBED_TOKENS, "tokens", c->n, c->plan->io.tokens);
+    if (quant == EMBER_QUANT_FP4)
+        fail(c, "a table of fp4");
+    if (quant != EMBER_QUANT_NONE)
+        quantised_weight(c, &slots, quant, 2, 0, vocab, d);
+    else if (!absent(c, EMBED_SCALE) || !absent(c, EMBED_ZERO))
+        fail(c, "scales for a table that is not quantised");
+    else
+        weight(c, EMBED_TABLE, "table", 2, vocab, d, 0);
+    act(c, EMBED_OUT, "out", OUT, c->n, d);
+}
+
+/*
+ * x [x_rows, k] and the weight [n, k] ([experts, n, k] when rank is 3) in whichever form the op
+ * says.
+ */
+static void quantised(struct check *c, const struct quant_slots *s, uint64_t x_rows, int rank,
+                      uint64_t experts, uint64_t n, uint64_t k)
+{
+    const struct ember_op *op = c->op;
+    int64_t quant = int_in(c, s->quant, "quantisation", EMBER_QUANT_NONE, EMBER_QUANT_COUNT - 1);
+    uint64_t rows = rank == 3 ? experts : n, groups;
+    bool int_x = !absent(c, s->x_scale);
+    if (quant == EMBER_QUANT_NONE) {
+        if (!absent(c, s->w_scale) || !absent(c, s->w_zero) || int_x)
+            fail(c, "scales for a weight that is not quantised");
+        act(c, s->x, "x", IN, x_rows, k);
+        weight(c, s->w, "weight", rank, rows, rank == 3 ? n : k, rank == 3 ? k : 0);
+        return;
+    }
+    groups = quantised_weight(c, s, quant, rank, experts, n, k);
     if (!int_x) {
         act(c, s->x, "x", IN, x_rows, k);
         return;

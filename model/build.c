@@ -268,12 +268,17 @@ static void build_rope(struct builder *b, uint32_t i)
 
 static void build_embed(struct builder *b)
 {
+    const struct weight *table = &b->layout->weights[b->model->embed];
     struct ember_op *o;
     segment(b, SEGMENT_EMBED, 0);
     o = op(b, EMBER_OP_EMBED, EMBER_ROWS_TOKENS);
     o->t[EMBED_TOKENS] = io_vector(b->plan->io.tokens, b->tokens);
     o->t[EMBED_TABLE] = slot_tensor(b, b->model->embed);
     o->t[EMBED_OUT] = b->x;
+    o->t[EMBED_SCALE] = slot_groups(b, b->model->embed, table->scale_at, table->scale_dtype);
+    o->t[EMBED_ZERO] = slot_groups(b, b->model->embed, table->zero_at, EMBER_U8);
+    o->i[EMBED_I_QUANT] = table->quant;
+    o->i[EMBED_I_GROUP] = table->group;
     o->f[EMBED_F_SCALE] = b->d->embed_scale;
     for (uint32_t i = 0; i < b->d->n_ropes; i++)
         build_rope(b, i);

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "model/convert.h"
+#include "model/quantize.h"
 
 #define TENSOR_ALIGN 64
 #define PAGE_ALIGN 4096
@@ -22,7 +23,7 @@ struct layout {
     struct weight_source *sources;
     struct buffer text;
     float *constants;
-    uint32_t variant;
+    uint32_t variant, n_sources;
 };
 
 void weights_layout_free(struct weights_layout *layout)
@@ -30,6 +31,10 @@ void weights_layout_free(struct weights_layout *layout)
     struct layout *own = (struct layout *)layout;
     if (!own)
         return;
+    for (uint32_t i = 0; i < own->n_sources; i++)
+        if (own->sources[i].convert == CONVERT_MADE_INT8 ||
+            own->sources[i].convert == CONVERT_MADE_INT4) /* the other pieces only borrow it */
+            quant_memo_free(own->sources[i].memo);
     free(own->weights);
     free(own->sources);
     buffer_free(&own->text);
@@ -186,6 +191,7 @@ static int count_sources(struct layout *own, const struct model *model,
     }
     *ret = (uint32_t)n;
     own->sources = n > UINT32_MAX ? NULL : mem_alloc(n, sizeof *own->sources);
+    own->n_sources = own->sources ? *ret : 0;
     return own->sources ? 0 : -ENOMEM;
 }
 
@@ -217,11 +223,12 @@ int layout_make(const struct model *model, const struct slot_form *forms, uint32
 
 struct slot_form layout_form(const struct weight *w)
 {
+    uint32_t made = w->made ? FORM_MADE | (uint32_t)__builtin_ctz(w->group / 16) << 4 : 0;
     return (struct slot_form){
         .dtype = w->dtype,
         .quant = w->quant,
         .scale_dtype = w->scale_dtype,
-        .flags = (uint8_t)((w->zero_at ? FORM_ZERO : 0) | (w->order_at ? FORM_ORDER : 0))};
+        .flags = (uint8_t)((w->zero_at ? FORM_ZERO : 0) | (w->order_at ? FORM_ORDER : 0) | made)};
 }
 
 int layout_check(const struct model *model, const struct weights_layout *layout, struct error *err)
@@ -240,7 +247,7 @@ int layout_check(const struct model *model, const struct weights_layout *layout,
         if (w->rank != want.rank || memcmp(w->dim, want.dim, sizeof w->dim) ||
             w->offset != want.offset || w->bytes != want.bytes || w->row_bytes != want.row_bytes ||
             w->group != want.group || w->groups != want.groups || w->scale_at != want.scale_at ||
-            w->zero_at != want.zero_at || w->order_at != want.order_at || at > layout->bytes)
+            w->zero_at != want.zero_at || w->made != want.made || w->order_at != want.order_at || at > layout->bytes)
             return error_set(err, EINVAL, "the layout's %s is not that of this model",
                              model_text(model, model->slots[i].name));
     }
@@ -307,6 +314,48 @@ static int read_transposed(const struct checkpoint *checkpoint, const struct che
     return 0;
 }
 
+/* `bytes` of floats of a dtype as float32. */
+static void widen(const uint8_t *from, uint8_t dtype, uint32_t n, float *to)
+{
+    if (dtype == EMBER_F32) {
+        memcpy(to, from, (size_t)n * sizeof *to);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, from + 2 * (size_t)i, sizeof half);
+        if (dtype == EMBER_BF16)
+            memcpy(&to[i], &(uint32_t){(uint32_t)half << 16}, sizeof *to);
+        else
+            to[i] = quantize_from_f16(half);
+    }
+}
+
+int layout_read_floats(const struct checkpoint *checkpoint, const struct checkpoint_tensor *t,
+                       const struct weight_source *source, uint64_t first, uint32_t n,
+                       uint32_t stride, float *to, struct error *err)
+{
+    const uint32_t k = source->columns, size = dtype_size(t->dtype);
+    const struct weight_source turned = {.rows = k, .columns = source->block_rows};
+    const uint64_t row_bytes = (uint64_t)k * size;
+    _cleanup_free_ uint8_t *rows = NULL;
+    int r;
+    if (!dtype_is_float(t->dtype) || t->bytes != source->rows * row_bytes)
+        return error_set(err, EBADMSG, "%s: tensor %s is gone or has changed",
+                         checkpoint_dir(checkpoint), t->name);
+    rows = mem_alloc(n, row_bytes);
+    if (!rows)
+        return error_set(err, ENOMEM, "no memory for %u rows of %u", n, k);
+    if (source->block_rows)
+        r = read_transposed(checkpoint, t, &turned, size, first * row_bytes, rows, n * row_bytes,
+                            err);
+    else
+        r = checkpoint_read(checkpoint, t, first * row_bytes, rows, n * row_bytes, err);
+    for (uint32_t i = 0; r == 0 && i < n; i++)
+        widen(rows + i * row_bytes, t->dtype, k, to + (size_t)i * stride);
+    return r;
+}
+
 int weight_source_read(const struct checkpoint *checkpoint, const struct weight *weight,
                        const struct weight_source *source, uint64_t first, void *to, size_t n,
                        struct error *err)
@@ -321,6 +370,8 @@ int weight_source_read(const struct checkpoint *checkpoint, const struct weight 
         return 0;
     }
     t = checkpoint_find(checkpoint, source->tensor);
+    if (t && source->convert >= CONVERT_MADE_INT8)
+        return quant_made_read(checkpoint, t, source, first, to, n, err);
     if (t && source->convert)
         return convert_read(checkpoint, t, source, first, to, n, err);
     if (!t || t->bytes != source->bytes || t->dtype != weight->dtype)
@@ -424,19 +475,37 @@ static uint32_t find_variant(const struct model *model, const struct checkpoint 
     return 0;
 }
 
+/* Forms of all slots as the checkpoint has them. */
+static int find_forms(const struct model *model, const struct checkpoint *checkpoint,
+                      uint32_t variant, struct buffer *name, struct slot_form *forms,
+                      struct error *err)
+{
+    int r = 0;
+    for (uint32_t i = 0; r >= 0 && i < model->n_slots; i++) {
+        r = quant_find(model, checkpoint, &model->slots[i], variant, name, &forms[i], err);
+        if (r == 0)
+            r = slot_dtype(model, checkpoint, &model->slots[i], variant, name, &forms[i].dtype,
+                           err);
+    }
+    return r < 0 ? r : 0;
+}
+
+int model_layout_quantised(const struct model *model, const struct checkpoint *checkpoint,
+                           const struct quantize_rules *rules, struct weights_layout **ret,
+                           struct error *err)
+{
+    _cleanup_free_ struct slot_form *forms = mem_alloc(model->n_slots, sizeof *forms);
+    _cleanup_(buffer_free) struct buffer name = {0};
+    uint32_t variant = find_variant(model, checkpoint, &name);
+    int r = forms ? find_forms(model, checkpoint, variant, &name, forms, err)
+                  : error_set(err, ENOMEM, "no memory for %u tensors", model->n_slots);
+    if (r == 0 && rules)
+        r = quant_make_forms(model, rules, variant, checkpoint_dir(checkpoint), forms, err);
+    return r < 0 ? r : layout_make(model, forms, variant, ret, err);
+}
+
 int model_layout(const struct model *model, const struct checkpoint *checkpoint,
                  struct weights_layout **ret, struct error *err)
 {
-    _cleanup_free_ struct slot_form *forms = mem_alloc(model->n_slots, sizeof *forms);
-    struct buffer name = {0};
-    uint32_t variant = find_variant(model, checkpoint, &name);
-    int r = forms ? 0 : error_set(err, ENOMEM, "no memory for %u tensors", model->n_slots);
-    for (uint32_t i = 0; r >= 0 && i < model->n_slots; i++) {
-        r = quant_find(model, checkpoint, &model->slots[i], variant, &name, &forms[i], err);
-        if (r == 0)
-            r = slot_dtype(model, checkpoint, &model->slots[i], variant, &name, &forms[i].dtype,
-                           err);
-    }
-    buffer_free(&name);
-    return r < 0 ? r : layout_make(model, forms, variant, ret, err);
+    return model_layout_quantised(model, checkpoint, NULL, ret, err);
 }

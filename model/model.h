@@ -23,6 +23,7 @@
 #include "base/mem.h"
 #include "kernels/plan.h"
 #include "model/checkpoint.h"
+#include "model/quantize_rules.h"
 
 #define MODEL_EOS_MAX 8
 #define MODEL_PROBE_ROWS 256 /* vocabulary entries that the head's probe covers */
@@ -76,6 +77,9 @@ struct weight_source {
     uint32_t row_bytes, group, block_rows;
     const char
         *order; /* name of the tensor of group numbers by which columns are sorted, or NULL */
+    /* Of one that is quantised while it is loaded: block_rows rows of each matrix that is stored
+     * transposed, `size` not 0 when there are zero points; and the scales found with its codes. */
+    struct quant_memo *memo;
 };
 
 /*
@@ -94,6 +98,7 @@ struct weight {
     uint64_t row_bytes;                   /* of one row of dim[rank - 1] values */
     uint32_t group, groups;               /* values a scale covers; scales a row */
     uint64_t scale_at, zero_at, order_at; /* from `offset` on; 0: none. order: i32 [parts, K] */
+    bool made;                            /* quantised while it is loaded, not by the checkpoint */
     uint32_t first_source, n_sources;
 };
 
@@ -111,6 +116,24 @@ int model_layout(const struct model *model, const struct checkpoint *checkpoint,
                  struct weights_layout **ret, struct error *err);
 void weights_layout_free(struct weights_layout *layout);
 DEFINE_CLEANUP(struct weights_layout *, weights_layout_free)
+
+/*
+ * The same with matrices quantised while they are loaded, as `rules` say (NULL: none). Eligible are
+ * matrices that are multiplied with, and a tied embedding; routers, gates of a shared expert, norms,
+ * biases and embeddings that are only looked up stay as they are. -ENOTSUP: the checkpoint is
+ * quantised already, or a rule that matches nothing.
+ */
+int model_layout_quantised(const struct model *model, const struct checkpoint *checkpoint,
+                           const struct quantize_rules *rules, struct weights_layout **ret,
+                           struct error *err);
+
+/* What quantising did to a resident tensor: sums over its values, so that tensors can be added up. */
+struct weight_error {
+    double error, power; /* of squared differences, of squared values */
+};
+/* Reads and quantises a tensor with `made` once more; the others are -EINVAL. */
+int weight_quantise_error(const struct checkpoint *checkpoint, const struct weights_layout *layout,
+                          uint32_t weight, struct weight_error *ret, struct error *err);
 
 /*
  * Reads bytes [first, first + n) of a source as they are kept: from the checkpoint, transposed

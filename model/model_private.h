@@ -71,6 +71,7 @@ struct slot_form {
 };
 #define FORM_ZERO 1  /* has zero points */
 #define FORM_ORDER 2 /* columns are sorted by group */
+#define FORM_MADE 4  /* quantised while it is loaded, in groups of 16 << (flags >> 4) */
 
 struct slot {
     uint32_t name;
@@ -78,6 +79,8 @@ struct slot {
     bool page_start; /* begins on a page boundary of the arena */
     bool matrix;     /* multiplied with, rather than added or scaled by */
     bool linear;     /* a matrix that may be quantised */
+    bool keep;       /* small and sensitive: not quantised here unless asked for by name */
+    bool table;      /* rows are looked up as well (the embedding) */
     uint32_t dim[3];
     uint64_t elements;
     uint32_t first_part, n_parts;
@@ -122,6 +125,12 @@ uint32_t layout_variant(const struct weights_layout *layout);
 /* 0 when the layout is one of this model. */
 int layout_check(const struct model *model, const struct weights_layout *layout, struct error *err);
 
+/* Rows [first, first + n) of a plain matrix of the checkpoint as float32: source->columns of them a
+ * row, rows `stride` floats apart. The floats between are left alone. */
+int layout_read_floats(const struct checkpoint *checkpoint, const struct checkpoint_tensor *t,
+                       const struct weight_source *source, uint64_t first, uint32_t n,
+                       uint32_t stride, float *to, struct error *err);
+
 /* ---- quantised slots (quant.c) ---- */
 
 /* Reads quantization_config; -ENOTSUP names what is not known. Absent: method QUANT_NONE. */
@@ -143,5 +152,19 @@ int quant_sources(const struct model *model, const struct slot *slot, const stru
                   uint32_t variant, struct buffer *text, struct weight_source *ret);
 /* How many sources a slot of this form has. */
 uint32_t quant_source_count(const struct slot *slot, const struct slot_form *form);
+
+/* ---- slots that are quantised while they are loaded (quant_made.c) ---- */
+
+/* Gives slots the forms that the rules ask for. `dir` is named in errors. */
+int quant_make_forms(const struct model *model, const struct quantize_rules *rules,
+                     uint32_t variant, const char *dir, struct slot_form *forms,
+                     struct error *err);
+/* Bytes of a source whose convert is one of CONVERT_MADE_*. */
+int quant_made_read(const struct checkpoint *checkpoint, const struct checkpoint_tensor *t,
+                    const struct weight_source *source, uint64_t first, void *to, size_t n,
+                    struct error *err);
+/* What the sources of one part remember together; NULL when memory is short. */
+struct quant_memo *quant_memo_new(void);
+void quant_memo_free(struct quant_memo *memo);
 
 #endif

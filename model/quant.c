@@ -230,10 +230,13 @@ static uint32_t group_of(const struct model *model, uint32_t k)
     uint32_t group = model->desc.quant.group;
     return group ? group : (uint32_t)size_align(k, 32);
 }
+static uint32_t count_groups(uint32_t k, uint32_t group)
+{
+    return (uint32_t)(((uint64_t)k + group - 1) / group);
+}
 static uint32_t groups_of(const struct model *model, uint32_t k)
 {
-    uint32_t group = group_of(model, k);
-    return (uint32_t)(((uint64_t)k + group - 1) / group);
+    return count_groups(k, group_of(model, k));
 }
 
 static int piece_name(const struct model *model, const struct part *part, uint32_t variant,
@@ -456,9 +459,26 @@ int quant_find(const struct model *model, const struct checkpoint *checkpoint,
 
 /* ---- what is kept ---- */
 
+/* A form that is made here, of plain tensors. */
+static int check_made(const struct model *model, const struct slot *slot,
+                      const struct slot_form *form, struct error *err)
+{
+    bool int8 = form->quant == EMBER_QUANT_INT8;
+    uint8_t flags = form->flags & 15;
+    if (model->desc.quant.method != QUANT_NONE || !(slot->linear || slot->table) ||
+        !(int8 || form->quant == EMBER_QUANT_INT4) || form->dtype != code_dtype(form->quant) ||
+        form->scale_dtype != EMBER_F16 || !(form->flags >> 4) ||
+        (flags != FORM_MADE && (int8 || flags != (FORM_MADE | FORM_ZERO))))
+        return error_set(err, EINVAL, "%s: cannot be quantised as form %u, flags %u",
+                         model_text(model, slot->name), form->quant, form->flags);
+    return 0;
+}
+
 int quant_check(const struct model *model, const struct slot *slot, const struct slot_form *form,
                 struct error *err)
 {
+    if (form->flags & FORM_MADE)
+        return check_made(model, slot, form, err);
     uint8_t method = model->desc.quant.method;
     const char *name = model_text(model, slot->name);
     uint8_t flags = methods[method].suffix[ZEROS] ? FORM_ZERO : 0;
@@ -493,8 +513,9 @@ int quant_place(const struct model *model, const struct slot *slot, const struct
     w->quant = form->quant;
     w->scale_dtype = form->scale_dtype;
     w->row_bytes = four ? size_align(k, 32) / 2 : k;
-    w->group = group_of(model, columns(slot));
-    w->groups = groups_of(model, columns(slot));
+    w->made = form->flags & FORM_MADE;
+    w->group = w->made ? 16u << (form->flags >> 4) : group_of(model, columns(slot));
+    w->groups = count_groups(columns(slot), w->group);
     at = size_align(rows * w->row_bytes, ALIGN);
     w->scale_at = at;
     n = rows * w->groups;
@@ -545,9 +566,39 @@ static void fill_source(const struct model *model, const struct slot *slot, cons
     }
 }
 
+/* The same for a slot that is quantised here. */
+static void fill_made(const struct slot *slot, const struct weight *w, const struct part *part,
+                      enum piece piece, struct weight_source *s)
+{
+    bool int8 = w->quant == EMBER_QUANT_INT8;
+    s->columns = columns(slot);
+    s->group = w->group;
+    s->block_rows = part->transposed ? part->dim[2] : 0;
+    s->size = w->zero_at != 0;
+    s->row_bytes = (uint32_t)(piece == CODES    ? w->row_bytes
+                              : piece == SCALES ? w->groups * 2
+                                                : w->groups);
+    if (piece == CODES)
+        s->convert = int8 ? CONVERT_MADE_INT8 : CONVERT_MADE_INT4;
+    else if (piece == SCALES)
+        s->convert = int8 ? CONVERT_MADE_SCALES8 : CONVERT_MADE_SCALES4;
+    else
+        s->convert = CONVERT_MADE_ZEROS;
+}
+
+/* One memory for the sources of each part; without them scales are only found twice. */
+static void share_memos(struct weight_source *sources, uint32_t n_sources, uint32_t n_parts)
+{
+    for (uint32_t p = 0; p < n_parts; p++)
+        sources[p].memo = quant_memo_new();
+    for (uint32_t i = n_parts; i < n_sources; i++)
+        sources[i].memo = sources[i % n_parts].memo;
+}
+
 int quant_sources(const struct model *model, const struct slot *slot, const struct weight *w,
                   uint32_t variant, struct buffer *text, struct weight_source *ret)
 {
+    struct weight_source *first = ret;
     static const uint8_t all[] = {CODES, SCALES, ZEROS, ORDER};
     const uint64_t starts[PIECES] = {0, w->scale_at, w->zero_at, w->order_at};
     struct buffer name = {0};
@@ -559,12 +610,18 @@ int quant_sources(const struct model *model, const struct slot *slot, const stru
             continue;
         for (uint32_t p = 0; p < slot->n_parts && r == 0; p++, ret++) {
             const struct part *part = &model->parts[slot->first_part + p];
-            fill_source(model, slot, w, all[i], ret);
+            if (w->made)
+                fill_made(slot, w, part, all[i], ret);
+            else
+                fill_source(model, slot, w, all[i], ret);
             ret->rows = (uint32_t)(all[i] == ORDER ? 1 : part->elements / k);
             ret->offset = at;
             ret->bytes = (uint64_t)ret->rows * ret->row_bytes;
             at += ret->bytes;
-            r = piece_name(model, part, variant, all[i], &name);
+            if (w->made)
+                r = model_part_name(model, part, variant, &name) ? 0 : -ENOMEM;
+            else
+                r = piece_name(model, part, variant, all[i], &name);
             if (r == 0)
                 r = add_text(text, name.data, &ret->tensor);
             if (r == 0 && all[i] == CODES && w->order_at)
@@ -574,5 +631,7 @@ int quant_sources(const struct model *model, const struct slot *slot, const stru
         }
     }
     buffer_free(&name);
+    if (r == 0 && w->made)
+        share_memos(first, (uint32_t)(ret - first), slot->n_parts);
     return r;
 }

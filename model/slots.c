@@ -122,6 +122,13 @@ static void mark_linear(struct maker *m)
         m->model->slots[m->model->n_slots - 1].linear = true;
 }
 
+/* The slot opened last is one where an error costs much and a bit saves nothing. */
+static void mark_keep(struct maker *m)
+{
+    if (!m->failed)
+        m->model->slots[m->model->n_slots - 1].keep = true;
+}
+
 static void layer_part(struct maker *m, const char *module, const char *suffix, uint32_t expert,
                        uint8_t rank, uint32_t d0, uint32_t d1)
 {
@@ -265,6 +272,7 @@ static void add_moe(struct maker *m, const struct desc_mlp *mlp)
     const struct desc *d = &m->model->desc;
     uint32_t k = d->info.hidden_size, shared = mlp->shared_inner;
     add_matrix(m, W_ROUTER, d->names.router, mlp->experts, k);
+    mark_keep(m);
     if (mlp->router_bias)
         add_vector(m, W_ROUTER_B, d->names.router, ".bias", mlp->experts);
     if (mlp->route_bias)
@@ -277,8 +285,10 @@ static void add_moe(struct maker *m, const struct desc_mlp *mlp)
     layer_part(m, d->names.shared_gate, ".weight", 0, 2, shared, k);
     layer_part(m, d->names.shared_up, ".weight", 0, 2, shared, k);
     add_matrix(m, W_SHARED_DOWN, d->names.shared_down, k, shared);
-    if (mlp->shared_gated)
-        add_matrix(m, W_SHARED_SIGMOID, d->names.shared_sigmoid, 1, k);
+    if (!mlp->shared_gated)
+        return;
+    add_matrix(m, W_SHARED_SIGMOID, d->names.shared_sigmoid, 1, k);
+    mark_keep(m);
 }
 
 static void add_layer(struct maker *m)
@@ -320,6 +330,8 @@ static void add_embedding(struct maker *m)
     char name[32];
     model->embed =
         add_top(m, "embed", d->names.embed, ".weight", 2, d->info.vocab_size, d->info.hidden_size);
+    if (!m->failed)
+        model->slots[model->embed].table = true;
     for (uint32_t i = 0; i < d->n_ropes; i++) {
         uint32_t half = d->ropes[i].rotary / 2;
         snprintf(name, sizeof name, "rope.%u", i);

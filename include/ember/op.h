@@ -151,8 +151,15 @@ enum ember_quant {
  */
 
 /* embed: out[r] = scale * table[token[r]]. A token >= V is a caller's error, checked before a step.
- */
-enum { EMBED_TOKENS /* i32 [T], IO */, EMBED_TABLE /* [V, D] */, EMBED_OUT /* [T, D] */ };
+ * The table is plain or (QUANT) INT8 or INT4, in the form that linear's w has: a tied head's. */
+enum {
+    EMBED_TOKENS /* i32 [T], IO */,
+    EMBED_TABLE /* [V, D] */,
+    EMBED_OUT /* [T, D] */,
+    EMBED_SCALE /* [opt] [V, G] */,
+    EMBED_ZERO /* [opt] u8 [V, G] */
+};
+enum { EMBED_I_QUANT /* enum ember_quant */, EMBED_I_GROUP };
 enum { EMBED_F_SCALE };
 
 /*

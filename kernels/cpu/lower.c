@@ -187,12 +187,45 @@ static void specialise(struct lowering *l, const char *format, ...)
     va_end(ap);
 }
 
+/* The kernel of a family for a weight's form; int8_x: x is int8 as well. */
+static int begin_weight(struct lowering *l, const char *family, uint32_t operand, int64_t quant,
+                        bool int8_x, uint64_t max_rows)
+{
+    static const char *const names[EMBER_QUANT_COUNT] = {[EMBER_QUANT_INT4] = "int4",
+                                                         [EMBER_QUANT_FP4] = "fp4",
+                                                         [EMBER_QUANT_INT8] = "int8",
+                                                         [EMBER_QUANT_FP8] = "fp8"};
+    char name[32];
+    if (quant == EMBER_QUANT_NONE)
+        return begin_dtype(l, family, operand, max_rows);
+    if (quant < 0 || quant >= EMBER_QUANT_COUNT || (int8_x && quant != EMBER_QUANT_INT8))
+        return unsupported(l, "%s: no kernel for weights quantised as %lld", family,
+                           (long long)quant);
+    snprintf(name, sizeof(name), "%s.%s%s", family, names[quant], int8_x ? "x8" : "");
+    begin(l, name, max_rows);
+    return 0;
+}
+
+/* The words from `at` on of a quantised weight: scales, zeros, group, x's scales. */
+static void set_quant(struct lowering *l, uint32_t at, uint32_t scale, uint32_t zero,
+                      uint32_t x_scale, int64_t group)
+{
+    const struct ember_tensor *s = &l->op->t[scale], *z = &l->op->t[zero];
+    set_rows(l, at, scale);
+    set_int(l, at + 1, s->row_stride / (s->rank > 2 ? s->dim[1] : 1));
+    set_int(l, at + 2, s->dtype);
+    set_rows(l, at + 3, zero);
+    set_int(l, at + 4, z->row_stride / (z->rank > 2 ? z->dim[1] : 1));
+    set_int(l, at + 5, (uint64_t)group);
+    set_rows(l, at + 6, x_scale);
+}
+
 /* ---- one function an op ---- */
 
 static int lower_embed(struct lowering *l)
 {
     const struct ember_tensor *table = &l->op->t[EMBED_TABLE], *out = &l->op->t[EMBED_OUT];
-    int r = begin_dtype(l, "embed", EMBED_TABLE, out->dim[0]);
+    int r = begin_weight(l, "embed", EMBED_TABLE, l->op->i[EMBED_I_QUANT], false, out->dim[0]);
     if (r)
         return r;
     set_tensor(l, EMB_TOKENS, EMBED_TOKENS);
@@ -201,6 +234,9 @@ static int lower_embed(struct lowering *l)
     set_int(l, EMB_D, out->dim[1]);
     set_float(l, EMB_SCALE, l->op->f[EMBED_F_SCALE]);
     set_int(l, EMB_V, table->dim[0]);
+    if (l->op->i[EMBED_I_QUANT])
+        set_quant(l, EMBQ_SCALES, EMBED_SCALE, EMBED_ZERO, EMBER_OP_TENSORS - 1,
+                  l->op->i[EMBED_I_GROUP]);
     blocks(l, out->dim[0], (double)out->dim[0] * out->dim[1]);
     return 0;
 }
@@ -240,39 +276,6 @@ static int lower_add(struct lowering *l)
     set_float(l, ADDA_SCALE, l->op->f[ADD_F_SCALE]);
     blocks(l, x->dim[0], (double)x->dim[0] * x->dim[1]);
     return 0;
-}
-
-/* The kernel of a family for a weight's form; int8_x: x is int8 as well. */
-static int begin_weight(struct lowering *l, const char *family, uint32_t operand, int64_t quant,
-                        bool int8_x, uint64_t max_rows)
-{
-    static const char *const names[EMBER_QUANT_COUNT] = {[EMBER_QUANT_INT4] = "int4",
-                                                         [EMBER_QUANT_FP4] = "fp4",
-                                                         [EMBER_QUANT_INT8] = "int8",
-                                                         [EMBER_QUANT_FP8] = "fp8"};
-    char name[32];
-    if (quant == EMBER_QUANT_NONE)
-        return begin_dtype(l, family, operand, max_rows);
-    if (quant < 0 || quant >= EMBER_QUANT_COUNT || (int8_x && quant != EMBER_QUANT_INT8))
-        return unsupported(l, "%s: no kernel for weights quantised as %lld", family,
-                           (long long)quant);
-    snprintf(name, sizeof(name), "%s.%s%s", family, names[quant], int8_x ? "x8" : "");
-    begin(l, name, max_rows);
-    return 0;
-}
-
-/* The words from `at` on of a quantised weight: scales, zeros, group, x's scales. */
-static void set_quant(struct lowering *l, uint32_t at, uint32_t scale, uint32_t zero,
-                      uint32_t x_scale, int64_t group)
-{
-    const struct ember_tensor *s = &l->op->t[scale], *z = &l->op->t[zero];
-    set_rows(l, at, scale);
-    set_int(l, at + 1, s->row_stride / (s->rank > 2 ? s->dim[1] : 1));
-    set_int(l, at + 2, s->dtype);
-    set_rows(l, at + 3, zero);
-    set_int(l, at + 4, z->row_stride / (z->rank > 2 ? z->dim[1] : 1));
-    set_int(l, at + 5, (uint64_t)group);
-    set_rows(l, at + 6, x_scale);
 }
 
 static int lower_linear(struct lowering *l)

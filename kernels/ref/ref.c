@@ -180,11 +180,16 @@ double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, u
 static void embed(const struct ref *r)
 {
     const int32_t *tokens = ref_base(r, EMBED_TOKENS);
+    const struct ref_quant q = {.w = EMBED_TABLE,
+                                .w_scale = EMBED_SCALE,
+                                .w_zero = EMBED_ZERO,
+                                .quant = r->op->i[EMBED_I_QUANT],
+                                .group = r->op->i[EMBED_I_GROUP]};
     for (uint32_t row = 0; row < r->rows; row++) {
         float *out = ref_row(r, EMBED_OUT, row);
         for (uint32_t d = 0; d < r->op->t[EMBED_OUT].dim[1]; d++)
             out[d] = (float)(r->op->f[EMBED_F_SCALE] *
-                             ref_weight(r, EMBED_TABLE, (uint32_t)tokens[row], d, 0));
+                             weight_at(r, &q, (uint32_t)tokens[row], d));
     }
 }
 

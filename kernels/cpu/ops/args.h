@@ -19,7 +19,8 @@ enum {
     EMB_OUT_STRIDE,
     EMB_D,
     EMB_SCALE,
-    EMB_V
+    EMB_V,
+    EMBQ_SCALES /* and the words behind it, as LINQ_SCALES; of x there is none */
 };
 
 /* norm */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear over quantised weights: out[rows, N] = cap(scale * (x[rows, K] . w[N, K]^T + b)). Blocks
- * split N. For many rows of x, rows of w become floats once; where those are too long, a block
+ * linear over quantised weights: out[rows, N] = cap(scale * (x[rows, K] . w[N, K]^T + b)); and embed
+ * out of a table that is one. Blocks of linear split N. For many rows of x, rows of w become floats once; where those are too long, a block
  * takes as many rows of w as stay in the second-level cache, as linear.c does.
  */
 #include "kernels/cpu/ops/args.h"
@@ -100,6 +100,42 @@ INLINE void linear_quant(const uint64_t *args, uint32_t block, uint32_t n_blocks
     }
 }
 
+/* Rows of the table as floats, times the op's scale. */
+INLINE void embed_quant(const uint64_t *args, uint32_t block, uint32_t n_blocks,
+                        const enum ember_quant quant)
+{
+    const uint64_t *forms = args + EMBQ_SCALES - LINQ_SCALES;
+    const int32_t *tokens = (const int32_t *)arg_pointer(args[EMB_TOKENS]);
+    const vf scale = v_set(arg_float(args[EMB_SCALE]));
+    const struct quant_matrix table = {.w = arg_pointer(args[EMB_TABLE]),
+                                       .scale = arg_pointer(forms[LINQ_SCALES]),
+                                       .zero = arg_pointer(forms[LINQ_ZEROS]),
+                                       .w_stride = args[EMB_TABLE_STRIDE],
+                                       .scale_stride = forms[LINQ_SCALES_STRIDE],
+                                       .zero_stride = forms[LINQ_ZEROS_STRIDE],
+                                       .scale_dtype = (enum ember_dtype)forms[LINQ_SCALES_DTYPE],
+                                       .K = args[EMB_D],
+                                       .group = forms[LINQ_GROUP]};
+    struct range range = block_range(arg_rows(args), block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++) {
+        uint32_t token = (uint32_t)tokens[r];
+        float *row = (float *)(arg_pointer(args[EMB_OUT]) + r * args[EMB_OUT_STRIDE]);
+        quant_expand(quant, &table, token < args[EMB_V] ? token : 0, row);
+        for (size_t i = 0; i < table.K; i += VL) {
+            size_t left = V_LEFT(i, table.K);
+            v_put(row + i, v_mul(scale, v_get(row + i, left)), left);
+        }
+    }
+}
+
+KERNEL(embed_int4)
+{
+    embed_quant(args, block, n_blocks, EMBER_QUANT_INT4);
+}
+KERNEL(embed_int8)
+{
+    embed_quant(args, block, n_blocks, EMBER_QUANT_INT8);
+}
 KERNEL(linear_int4)
 {
     linear_quant(args, block, n_blocks, EMBER_QUANT_INT4);

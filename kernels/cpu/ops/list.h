@@ -7,6 +7,8 @@
     X(embed_f32, "embed.f32", rows)                                                                \
     X(embed_f16, "embed.f16", rows)                                                                \
     X(embed_bf16, "embed.bf16", rows)                                                              \
+    X(embed_int4, "embed.int4", linear_quant)                                                      \
+    X(embed_int8, "embed.int8", linear_quant)                                                      \
     X(norm, "norm", norm)                                                                          \
     X(add, "add", norm)                                                                            \
     X(linear_f32, "linear.f32", linear)                                                            \
