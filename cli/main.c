@@ -6,6 +6,8 @@
 
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/perplexity_run.h"
+#include "cli/quant_options.h"
 
 static const struct verb_option globals[] = {
     {"json", VALUE_BOOL, .help = "print JSON"},
@@ -18,6 +20,7 @@ static const struct verb_option load_options[] = {
     {"standby", VALUE_INT, .limits = "0..256", .help = "warm instances to keep ready"},
     {"kv-bytes", VALUE_BYTES, .fallback = "0",
      .help = "KV memory of each instance; 0: by the model's shape"},
+    CLI_QUANT_OPTIONS,
     {"detach", VALUE_BOOL, .help = "do not wait; the load goes on in the daemon"},
     {0}};
 static const struct verb_option unload_options[] = {
@@ -121,6 +124,8 @@ static const struct verb_option bench_serve_options[] = {
      .help = "KV memory of the instance, MiB"},
     {"dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"},
     {0}};
+static const struct verb_option perplexity_options[] = {
+    CLI_QUANT_OPTIONS, CLI_PERPLEXITY_OPTIONS, {0}};
 static const struct verb_option synth_options[] = {
     {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000",
      .help = "only so many layers; 0: all"},
@@ -135,6 +140,7 @@ static const struct verb verbs[] = {
      "looked for in the folder that it was made from, else beside it.",
      load_options,
      "load ./Qwen3-0.6B\tunder the name Qwen3-0.6B\n"
+     "load ./Qwen3-0.6B --quant q8\t8 bits a weight, about half the memory of bf16\n"
      "load ./Qwen3-0.6B --standby=4 --kv-bytes=1GiB\tfour warm instances of 1 GiB of KV each\n",
      run_load},
     {"unload", "MODEL", "give a model's memory back",
@@ -248,6 +254,16 @@ static const struct verb verbs[] = {
      "default "
      "qwen3-0.6b) gets a made-up tokenizer.",
      bench_serve_options, "bench serve tiny\t\n", run_bench_serve},
+    {"perplexity", "DIR",
+     "how well a checkpoint predicts a text, and what quantising costs of that",
+     "The exponential of the mean of -ln p over the text's tokens, each predicted from those "
+     "before it "
+     "in its window. With --quant the checkpoint is run as it is and then quantised. No daemon is "
+     "needed.",
+     perplexity_options,
+     "perplexity ./Qwen3-0.6B --quant q4\tbefore and after\n"
+     "perplexity ./Qwen3-0.6B --quant q4 --keep 'layers\\.0\\.' --text wiki.txt\t\n",
+     run_perplexity},
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",
      "CONFIG is a real config.json or the name of a shape (see bench spawn). No tokenizer is "
      "written: "

@@ -9,10 +9,12 @@
 #include "cli/control.h"
 #include "cli/output.h"
 #include "cli/protojson.h"
+#include "cli/quant_options.h"
 
 static const struct column model_columns[] = {{"name", "MODEL", COLUMN_TEXT},
                                               {"architecture", "ARCHITECTURE", COLUMN_TEXT},
                                               {"warmth", "STATE", COLUMN_TEXT},
+                                              {"quant", "QUANTISED", COLUMN_TEXT},
                                               {"parameters", "PARAMETERS", COLUMN_NUMBER},
                                               {"weights_bytes", "WEIGHTS", COLUMN_BYTES},
                                               {"instance_bytes", "PER INSTANCE", COLUMN_BYTES},
@@ -54,6 +56,7 @@ int run_load(const struct verb_call *call)
     _cleanup_free_ char *path = absolute(call->argv[0]);
     Ember__V1__LoadModelRequest request = EMBER__V1__LOAD_MODEL_REQUEST__INIT;
     struct load_view view = {.call = call};
+    _cleanup_free_ char *quant = NULL;
     struct error err = {0};
 
     cli_catch_interrupts();
@@ -63,6 +66,9 @@ int run_load(const struct verb_call *call)
         request.standby_asked_case = EMBER__V1__LOAD_MODEL_REQUEST__STANDBY_ASKED_STANDBY;
     request.standby = (uint32_t)verb_int(call, "standby");
     request.kv_bytes = verb_bytes(call, "kv-bytes");
+    if (cli_quant(call, &quant, &err) < 0)
+        return cli_fail(call, &err);
+    request.quant = verb_given(call, "quant") && !*quant ? (char *)"none" : quant;
     progress_begin(&view.progress, call, call->argv[0]);
     int r = control_open(call, &control, &err);
     if (r == 0)
@@ -85,6 +91,7 @@ int run_load(const struct verb_call *call)
     static const struct column columns[] = {{"name", "model", 0},
                                             {"architecture", "architecture", 0},
                                             {"warmth", "state", 0},
+                                            {"quant", "quantised as", 0},
                                             {"parameters", "parameters", COLUMN_NUMBER},
                                             {"weights_bytes", "weights", COLUMN_BYTES},
                                             {"load_ms", "loaded in", COLUMN_MS},

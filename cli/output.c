@@ -90,6 +90,8 @@ static void cell(const json_t *value, enum column_kind kind, char *buf, size_t s
         snprintf(buf, size, "%.6g", json_real_value(value));
     else
         snprintf(buf, size, "...");
+    for (char *p = buf; kind == COLUMN_TEXT && *p; p++) /* a row is a line */
+        *p = *p == '\n' ? ' ' : *p;
 }
 
 static int width(const char *text)

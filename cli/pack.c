@@ -69,7 +69,7 @@ static int write_pack(const struct verb_call *call, const char *dir, const char 
     progress_begin(&progress, call, dir);
     int r = load_checkpoint(dir, &load, &loaded, err);
     if (r == 0)
-        r = packs_write(dir, &loaded.key, loaded.weights, loaded.manifest, output, &options, err);
+        r = packs_write(dir, &loaded.key, NULL, loaded.weights, loaded.manifest, output, &options, err);
     loaded_close(&loaded);
     progress_end(&progress);
     return r;

@@ -256,6 +256,7 @@ static int load_opened(const struct checkpoint *checkpoint, const struct load_op
                        struct loaded *ret, struct error *err)
 {
     _cleanup_(model_freep) struct model *model = NULL;
+    _cleanup_(quantize_rules_freep) struct quantize_rules *rules = NULL;
     _cleanup_(weights_layout_freep) struct weights_layout *layout = NULL;
     struct loading loading = {
         .options = options, .dir = checkpoint_dir(checkpoint), .start_ns = clock_ns()};
@@ -263,8 +264,10 @@ static int load_opened(const struct checkpoint *checkpoint, const struct load_op
 
     loading.config = checkpoint_config(checkpoint, &loading.config_len);
     int r = model_from_config(loading.config, loading.config_len, loading.dir, &model, err);
+    if (r == 0 && options->quant && *options->quant)
+        r = quantize_rules_parse(options->quant, &rules, err);
     if (r == 0)
-        r = model_layout(model, checkpoint, &layout, err);
+        r = model_layout_quantised(model, checkpoint, rules, &layout, err);
     loading.layout = layout;
     if (r == 0)
         r = loading_begin(&loading, model, err);
@@ -304,7 +307,7 @@ int load_checkpoint(const char *dir, const struct load_options *options, struct 
 static int try_pack(const struct checkpoint *checkpoint, const struct load_options *options,
                     struct loaded *ret, struct error *err)
 {
-    _cleanup_free_ char *path = packs_path(options->packs, checkpoint);
+    _cleanup_free_ char *path = packs_path(options->packs, checkpoint, options->quant);
     _cleanup_(pack_freep) struct pack *pack = NULL;
     struct error why = {0};
 
@@ -331,7 +334,10 @@ int load_model(const char *path, const struct load_options *options, struct load
     struct loaded loaded = {.weights = -1, .manifest = -1};
 
     if (pack_looks_like(path))
-        return load_pack(path, options, ret, err);
+        return options->quant && *options->quant
+                   ? error_set(err, EINVAL, "%s is a pack: it has been quantised, or not, for good",
+                               path)
+                   : load_pack(path, options, ret, err);
     int r = checkpoint_open(path, &checkpoint, err);
     if (r < 0)
         return r;

@@ -27,6 +27,7 @@ struct pack_load {
     struct checkpoint *checkpoint; /* opened when a segment is damaged, under the lock */
     struct model *model;
     struct weights_layout *layout;
+    const struct weights_layout *source; /* by which the checkpoint is read: layout or the pack's */
     struct loaded *result;
 };
 
@@ -77,16 +78,18 @@ static int open_source(struct pack_load *load, struct error *err)
     const struct weights_layout *want = pack_layout(load->pack);
     size_t len;
 
-    if (load->layout)
+    if (load->source)
         return 0;
-    if (*pack_info(load->pack)->recipe)
-        return error_set(err, ENOTSUP, "it was quantised here (%s)", pack_info(load->pack)->recipe);
     int r = load->checkpoint ? 0 : checkpoint_open(pack_dir(load->pack), &load->checkpoint, err);
     if (r < 0)
         return r;
     struct digest key = checkpoint_key(load->checkpoint);
     if (!digest_equal(&key, &pack_info(load->pack)->key))
         return error_set(err, ESTALE, "%s has changed since it was packed", pack_dir(load->pack));
+    if (*pack_info(load->pack)->recipe) { /* its forms say what is quantised; no rule is needed */
+        load->source = want;
+        return 0;
+    }
     const char *config = checkpoint_config(load->checkpoint, &len);
     if (!load->model)
         r = model_from_config(config, len, pack_dir(load->pack), &load->model, err);
@@ -96,6 +99,8 @@ static int open_source(struct pack_load *load, struct error *err)
         weights_layout_free(TAKE(load->layout));
         return error_set(err, ESTALE, "%s is laid out otherwise", pack_dir(load->pack));
     }
+    if (r == 0)
+        load->source = load->layout;
     return r;
 }
 
@@ -109,7 +114,7 @@ static int make_again(struct pack_load *load, uint32_t i, uint8_t *to, const str
     pthread_mutex_lock(&load->lock);
     int r = open_source(load, &other);
     if (r == 0)
-        r = load_range(load->checkpoint, load->layout, pack_segment_at(load->pack, i), n, to,
+        r = load_range(load->checkpoint, load->source, pack_segment_at(load->pack, i), n, to,
                        &other);
     if (r == 0) {
         struct digest found = digest_of(to, n);

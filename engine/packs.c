@@ -14,7 +14,7 @@
 
 #define MANIFEST_MAX GIB
 
-char *packs_path(const char *folder, const struct checkpoint *checkpoint)
+char *packs_path(const char *folder, const struct checkpoint *checkpoint, const char *quant)
 {
     const char *dir = checkpoint_dir(checkpoint), *slash;
     struct digest key = checkpoint_key(checkpoint);
@@ -31,6 +31,8 @@ char *packs_path(const char *folder, const struct checkpoint *checkpoint)
     name = x_strndup(slash, len);
     digest_update(state, key.bytes, sizeof key.bytes);
     digest_update_string(state, WEIGHTS_FAMILY);
+    if (quant && *quant)
+        digest_update_string(state, quant);
     struct digest of = digest_end(state);
     return x_printf("%s/%s-%.16s.pack", folder, *name ? name : "model", digest_hex(&of, hex));
 }
@@ -168,8 +170,37 @@ static int read_resident(int manifest, struct resident_model *ret, struct error 
     return r;
 }
 
-static int write_opened(const struct checkpoint *checkpoint, const struct digest *key, int weights,
-                        int manifest, const char *path, const struct pack_write_options *options,
+/* What a pack says of how it was quantised: the rules, or their digest where they are long. */
+static void make_recipe(const char *quant, char recipe[PACK_RECIPE_MAX + 1])
+{
+    char hex[DIGEST_HEX_SIZE];
+    size_t len = strlen(quant);
+    struct digest digest = digest_of(quant, len);
+
+    if (len <= PACK_RECIPE_MAX)
+        snprintf(recipe, PACK_RECIPE_MAX + 1, "%s", quant);
+    else
+        snprintf(recipe, PACK_RECIPE_MAX + 1, "%.*s, rules %.16s", (int)strcspn(quant, "\n"), quant,
+                 digest_hex(&digest, hex));
+    for (char *p = recipe; *p; p++)
+        *p = *p == '\n' ? ' ' : *p;
+}
+
+/* A pack that says something else than it holds would be found by who wants what it says. */
+static int check_quant(const char *quant, const struct weights_layout *layout, struct error *err)
+{
+    bool made = false;
+
+    for (uint32_t i = 0; i < layout->n_weights; i++)
+        made |= layout->weights[i].made;
+    if (made == (*quant != 0))
+        return 0;
+    return error_set(err, EINVAL, "a pack of weights that are %squantised as one of \"%s\"",
+                     made ? "" : "not ", quant);
+}
+
+static int write_opened(const struct checkpoint *checkpoint, const struct digest *key,
+                        const char *quant, int weights, int manifest, const char *path, const struct pack_write_options *options,
                         struct error *err)
 {
     struct resident_model model = {0};
@@ -179,14 +210,20 @@ static int write_opened(const struct checkpoint *checkpoint, const struct digest
         return error_set(err, ESTALE,
                          "%s has changed since it was loaded; load it again to pack it",
                          checkpoint_dir(checkpoint));
+    char recipe[PACK_RECIPE_MAX + 1];
+
+    quant = quant ? quant : "";
+    make_recipe(quant, recipe);
     int r = read_resident(manifest, &model, err);
+    if (r == 0)
+        r = check_quant(quant, model.layout, err);
     if (r == 0) {
         struct pack_source source = {.config = model.config,
                                      .config_len = model.config_len,
                                      .dir = checkpoint_dir(checkpoint),
                                      .layout = model.layout,
                                      .key = *key,
-                                     .recipe = "",
+                                     .recipe = recipe,
                                      .arena = weights};
         r = pack_write(&source, path, options, err);
     }
@@ -194,13 +231,13 @@ static int write_opened(const struct checkpoint *checkpoint, const struct digest
     return r;
 }
 
-int packs_write(const char *dir, const struct digest *key, int weights, int manifest,
-                const char *path, const struct pack_write_options *options, struct error *err)
+int packs_write(const char *dir, const struct digest *key, const char *quant, int weights,
+                int manifest, const char *path, const struct pack_write_options *options, struct error *err)
 {
     _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
 
     int r = checkpoint_open(dir, &checkpoint, err);
-    return r < 0 ? r : write_opened(checkpoint, key, weights, manifest, path, options, err);
+    return r < 0 ? r : write_opened(checkpoint, key, quant, weights, manifest, path, options, err);
 }
 
 int packs_keep(const char *dir, const struct digest *key, int weights, int manifest,
@@ -215,7 +252,7 @@ int packs_keep(const char *dir, const struct digest *key, int weights, int manif
     int r = checkpoint_open(dir, &checkpoint, err);
     if (r < 0)
         return r;
-    _cleanup_free_ char *path = packs_path(options->folder, checkpoint);
+    _cleanup_free_ char *path = packs_path(options->folder, checkpoint, options->quant);
     if (access(path, F_OK) == 0 && pack_open(path, &there, NULL) == 0)
         return 1;
     if (mkdir(options->folder, 0700) < 0 && errno != EEXIST)
@@ -223,5 +260,7 @@ int packs_keep(const char *dir, const struct digest *key, int weights, int manif
     if (fstat(weights, &st) < 0)
         return error_sys(err, errno, "weights");
     r = make_room(options, path, (uint64_t)st.st_size + 4 * MIB, err);
-    return r < 0 ? r : write_opened(checkpoint, key, weights, manifest, path, &write_options, err);
+    return r < 0 ? r
+                 : write_opened(checkpoint, key, options->quant, weights, manifest, path,
+                                &write_options, err);
 }

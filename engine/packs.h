@@ -14,8 +14,9 @@
 #include "model/checkpoint.h"
 #include "model/pack.h"
 
-/* Where the pack of a checkpoint is or would be; the caller frees. */
-char *packs_path(const char *folder, const struct checkpoint *checkpoint);
+/* Where the pack of a checkpoint, quantised as `quant` says (NULL or "": not), is or would be; the
+ * caller frees. */
+char *packs_path(const char *folder, const struct checkpoint *checkpoint, const char *quant);
 /* Notes a use. */
 void packs_used(const char *path);
 
@@ -23,6 +24,7 @@ struct packs_options {
     const char *folder;
     uint64_t limit; /* bytes that all packs may take; 0: no bound */
     uint64_t rate;  /* bytes a second at most; 0: no limit */
+    const char *quant; /* what the weights were loaded with; NULL or "": as they are */
     int (*progress)(void *ctx, uint64_t done, uint64_t total); /* non-zero cancels; may be NULL */
     void *ctx;
 };
@@ -37,10 +39,11 @@ int packs_keep(const char *dir, const struct digest *key, int weights, int manif
                const struct packs_options *options, struct error *err);
 
 /*
- * Writes a pack of resident weights to `path`. -ESTALE: the checkpoint in `dir` has not the key any
+ * Writes a pack of resident weights to `path`; `quant` is what they were loaded with. -EINVAL: they
+ * were not. -ESTALE: the checkpoint in `dir` has not the key any
  * more that it was loaded with; otherwise those of opening it and of pack_write().
  */
-int packs_write(const char *dir, const struct digest *key, int weights, int manifest,
-                const char *path, const struct pack_write_options *options, struct error *err);
+int packs_write(const char *dir, const struct digest *key, const char *quant, int weights,
+                int manifest, const char *path, const struct pack_write_options *options, struct error *err);
 
 #endif

@@ -241,9 +241,10 @@ struct quant_slots {
     int x, w, w_scale, w_zero, x_scale, quant, group;
 };
 
-/* The weight [n, k] ([experts, n, k] when rank is 3) of a quantised op; returns its groups a row. */
-static uint64_t quantised_weight(struct check *c, const struct quant_slots *s, int64_t quant, int rank,
-                      uint64_t experts, uint64_t n, uint64_t k)
+/* The weight [n, k] ([experts, n, k] when rank is 3) of a quantised op; returns its groups a row.
+ */
+static uint64_t quantised_weight(struct check *c, const struct quant_slots *s, int64_t quant,
+                                 int rank, uint64_t experts, uint64_t n, uint64_t k)
 {
     static const uint8_t dtypes[EMBER_QUANT_COUNT] = {[EMBER_QUANT_INT4] = EMBER_U8,
                                                       [EMBER_QUANT_FP4] = EMBER_U8,
@@ -275,8 +276,8 @@ static uint64_t quantised_weight(struct check *c, const struct quant_slots *s, i
 
 static void check_embed(struct check *c)
 {
-    static const struct quant_slots slots = {-1, EMBED_TABLE, EMBED_SCALE, EMBED_ZERO, -1,
-                                             EMBED_I_QUANT, EMBED_I_GROUP};
+    static const struct quant_slots slots = {-1, EMBED_TABLE,   EMBED_SCALE,  EMBED_ZERO,
+                                             -1, EMBED_I_QUANT, EMBED_I_GROUP};
     uint32_t d = cols_of(c, EMBED_OUT), vocab = c->plan->io.shape.vocab;
     int64_t quant = int_in(c, EMBED_I_QUANT, "quantisation", EMBER_QUANT_NONE, EMBER_QUANT_INT8);
     index_input(c, EMBED_TOKENS, "tokens", c->n, c->plan->io.tokens);

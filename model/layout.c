@@ -247,7 +247,8 @@ int layout_check(const struct model *model, const struct weights_layout *layout,
         if (w->rank != want.rank || memcmp(w->dim, want.dim, sizeof w->dim) ||
             w->offset != want.offset || w->bytes != want.bytes || w->row_bytes != want.row_bytes ||
             w->group != want.group || w->groups != want.groups || w->scale_at != want.scale_at ||
-            w->zero_at != want.zero_at || w->made != want.made || w->order_at != want.order_at || at > layout->bytes)
+            w->zero_at != want.zero_at || w->made != want.made || w->order_at != want.order_at ||
+            at > layout->bytes)
             return error_set(err, EINVAL, "the layout's %s is not that of this model",
                              model_text(model, model->slots[i].name));
     }

@@ -119,15 +119,16 @@ DEFINE_CLEANUP(struct weights_layout *, weights_layout_free)
 
 /*
  * The same with matrices quantised while they are loaded, as `rules` say (NULL: none). Eligible are
- * matrices that are multiplied with, and a tied embedding; routers, gates of a shared expert, norms,
- * biases and embeddings that are only looked up stay as they are. -ENOTSUP: the checkpoint is
- * quantised already, or a rule that matches nothing.
+ * matrices that are multiplied with, and a tied embedding; routers, gates of a shared expert,
+ * norms, biases and embeddings that are only looked up stay as they are. -ENOTSUP: the checkpoint
+ * is quantised already, or a rule that matches nothing.
  */
 int model_layout_quantised(const struct model *model, const struct checkpoint *checkpoint,
                            const struct quantize_rules *rules, struct weights_layout **ret,
                            struct error *err);
 
-/* What quantising did to a resident tensor: sums over its values, so that tensors can be added up. */
+/* What quantising did to a resident tensor: sums over its values, so that tensors can be added up.
+ */
 struct weight_error {
     double error, power; /* of squared differences, of squared values */
 };

@@ -157,8 +157,7 @@ uint32_t quant_source_count(const struct slot *slot, const struct slot_form *for
 
 /* Gives slots the forms that the rules ask for. `dir` is named in errors. */
 int quant_make_forms(const struct model *model, const struct quantize_rules *rules,
-                     uint32_t variant, const char *dir, struct slot_form *forms,
-                     struct error *err);
+                     uint32_t variant, const char *dir, struct slot_form *forms, struct error *err);
 /* Bytes of a source whose convert is one of CONVERT_MADE_*. */
 int quant_made_read(const struct checkpoint *checkpoint, const struct checkpoint_tensor *t,
                     const struct weight_source *source, uint64_t first, void *to, size_t n,

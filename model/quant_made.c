@@ -206,8 +206,7 @@ static bool makes_codes(const struct weight_source *source)
 
 static struct quantize_form form_of(const struct weight_source *source)
 {
-    bool int8 =
-        source->convert == CONVERT_MADE_INT8 || source->convert == CONVERT_MADE_SCALES8;
+    bool int8 = source->convert == CONVERT_MADE_INT8 || source->convert == CONVERT_MADE_SCALES8;
     return (struct quantize_form){.quant = int8 ? EMBER_QUANT_INT8 : EMBER_QUANT_INT4,
                                   .zeros = source->size,
                                   .group = source->group};
@@ -237,9 +236,10 @@ static int make_row(const struct row *row, const struct checkpoint_tensor *t, ui
 {
     int r = quantize_row(&row->form, w, row->source->columns, row->codes, row->scales, row->zeros);
     if (r == -EDOM)
-        return error_set(err, EINVAL,
-                         "tensor %s: row %llu holds a NaN or an infinity, which cannot be quantised",
-                         t->name, (unsigned long long)number);
+        return error_set(
+            err, EINVAL,
+            "tensor %s: row %llu holds a NaN or an infinity, which cannot be quantised", t->name,
+            (unsigned long long)number);
     if (r == -ERANGE)
         return error_set(err, EINVAL,
                          "tensor %s: row %llu holds values that are too large for scales of 16 "
@@ -255,9 +255,9 @@ static void copy_piece(const struct row *row, uint64_t number, uint64_t first, u
     const struct weight_source *s = row->source;
     const uint64_t start = number * s->row_bytes, from = MAX(start, first),
                    end = MIN(start + s->row_bytes, first + n);
-    const void *piece = makes_codes(s)                        ? (const void *)row->codes
+    const void *piece = makes_codes(s)                     ? (const void *)row->codes
                         : s->convert == CONVERT_MADE_ZEROS ? (const void *)row->zeros
-                                                             : (const void *)row->scales;
+                                                           : (const void *)row->scales;
     memcpy(to + (from - first), (const uint8_t *)piece + (from - start), end - from);
 }
 

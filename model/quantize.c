@@ -69,43 +69,35 @@ struct range {
     float low, high, extreme; /* of the values; the one that is largest in size */
 };
 
-#include <stdlib.h>
-static double P(const char *n, double d)
-{
-    const char *s = getenv(n);
-    return s ? atof(s) : d;
-}
-static double q4from, q4step, q8from, q8step, zfrom, zstep;
-static int q4both;
-static __attribute__((constructor)) void init(void)
-{
-    q4from = P("Q4FROM", -1); q4step = P("Q4STEP", 0.2); q8from = P("Q8FROM", -2); q8step = P("Q8STEP", 0.5);
-    zfrom = P("ZFROM", -1), zstep = P("ZSTEP", 0.2); q4both = (int)P("Q4BOTH", 0);
-}
+/*
+ * What is tried: code numbers on which the largest value falls, from well inside the range of codes
+ * to beyond it, where it is clipped. Where the grid lies is by trial (docs/performance.md).
+ */
+static const struct grid {
+    float first, step;
+} grids[] = {
+    [EMBER_QUANT_INT8] = {124, 0.4f},
+    [EMBER_QUANT_INT4] = {7, 0.15f},
+};
+#define ZEROS_FIRST 13.0f /* with a zero point: codes from the lowest to the highest value */
+#define ZEROS_STEP 0.2f
 
-/* What is tried. The largest value falls on the code that is largest in size, a little before it or
- * beyond it. */
 static void make_tries(const struct quantize_form *form, const struct range *r,
                        struct quantize_tries *ret)
 {
+    const struct grid *grid = &grids[form->quant];
+    const float low = form->quant == EMBER_QUANT_INT8 ? -128 : -8;
     for (int i = 0; i < QUANTIZE_TRIES; i++) {
-        if (form->quant == EMBER_QUANT_INT8) {
-            ret->inverse[i] = (float)-(128 + q8from + q8step * i) / r->extreme;
-            ret->low[i] = -128;
-            ret->high[i] = 127;
-        } else if (!form->zeros) {
-            int h = q4both ? i / 2 : i;
-            ret->inverse[i] = (float)-(8 + q4from + q4step * h) / r->extreme;
-            if (q4both && (i & 1))
-                ret->inverse[i] = -ret->inverse[i] * 7 / 8;
-            ret->low[i] = -8;
-            ret->high[i] = 7;
-        } else {
-            float inverse = (float)(15 + zfrom + zstep * i) / (r->high - r->low);
+        if (form->zeros) {
+            float inverse = (ZEROS_FIRST + ZEROS_STEP * (float)i) / (r->high - r->low);
             float zero = rintf(-r->low * inverse);
             ret->inverse[i] = inverse;
             ret->low[i] = -zero;
             ret->high[i] = 15 - zero;
+        } else { /* the code that is largest in size is negative, so the scale's sign is free */
+            ret->inverse[i] = -(grid->first + grid->step * (float)i) / r->extreme;
+            ret->low[i] = low;
+            ret->high[i] = -low - 1;
         }
     }
 }
@@ -197,7 +189,9 @@ void quantize_value(const struct quantize_form *form, const uint8_t *codes, cons
 {
     for (uint32_t i = 0; i < k; i++) {
         const float scale = quantize_from_f16(scales[i / form->group]);
-        const int zero = form->quant == EMBER_QUANT_INT8 ? 0 : form->zeros ? zeros[i / form->group] : 8;
+        const int zero = form->quant == EMBER_QUANT_INT8 ? 0
+                         : form->zeros                   ? zeros[i / form->group]
+                                                         : 8;
         const int code = form->quant == EMBER_QUANT_INT8
                              ? (int8_t)codes[i]
                              : codes[i / 32 * 16 + i % 16] >> (i % 32 >= 16 ? 4 : 0) & 15;

@@ -70,8 +70,8 @@ static int add_rule(struct quantize_rules *rules, const char *line, size_t len, 
     if (!rule->text)
         return error_set(err, ENOMEM, "quantisation: no memory for a pattern");
     rules->n++;
-    rule->code = pcre2_compile((PCRE2_SPTR)(rule->text + word + 1), len - word - 1, PCRE2_UTF, &code,
-                               &at, NULL);
+    rule->code = pcre2_compile((PCRE2_SPTR)(rule->text + word + 1), len - word - 1, PCRE2_UTF,
+                               &code, &at, NULL);
     if (!rule->code) {
         PCRE2_UCHAR message[160] = "";
         pcre2_get_error_message(code, message, sizeof message);

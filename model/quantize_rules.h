@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which matrices are quantised while a checkpoint is loaded, and how. As text, which is what travels
- * from emberctl to the loader:
+ * Which matrices are quantised while a checkpoint is loaded, and how. As text, which is what
+ * travels from emberctl to the loader:
  *
  *   q8 | q4           the first line: what becomes of every eligible matrix
  *   keep=PATTERN      further lines, the first that matches decides:

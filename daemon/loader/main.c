@@ -85,8 +85,11 @@ static int fail(const struct loader *loader, const struct error *err)
 
 static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
 {
-    struct load_options options = {
-        .threads = start->threads, .admit = admit, .progress = progress, .ctx = loader};
+    struct load_options options = {.threads = start->threads,
+                                   .quant = start->quant,
+                                   .admit = admit,
+                                   .progress = progress,
+                                   .ctx = loader};
     struct loaded loaded = {.weights = -1, .manifest = -1};
     struct error err = {0};
     char hex[DIGEST_HEX_SIZE];

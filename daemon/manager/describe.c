@@ -37,6 +37,7 @@ void mgr_describe_model(const struct mgr_model *m, Ember__V1__Model *ret)
     ret->load_ms = (double)m->load_ns / 1e6;
     ret->idle_seconds = m->used_ns && now > m->used_ns ? (double)(now - m->used_ns) / 1e9 : 0;
     ret->digest = (char *)m->digest;
+    ret->quant = m->quant;
     ret->error = (char *)m->error.text;
     ret->instance_bytes = m->state == MODEL_PARKED ? mgr_model_instance_bytes(m) : 0;
 }

@@ -68,6 +68,7 @@ static int make_record(const struct mgr_model *m)
     record.path = m->path;
     record.standby = m->standby;
     record.kv_bytes = m->kv_asked;
+    record.quant = m->quant;
     record.load_ns = m->load_ns;
     record.instance_bytes = m->own_bytes;
     size_t len = ember__v1__stored_model__get_packed_size(&record);
@@ -173,6 +174,8 @@ static void set_from_record(struct mgr_model *m, const Ember__V1__StoredModel *r
 {
     m->standby = record->standby >= 0 && record->standby <= 256 ? record->standby : -1;
     m->kv_asked = record->kv_bytes;
+    free(m->quant);
+    m->quant = x_strdup(record->quant);
     m->load_ns = record->load_ns;
     m->own_bytes = record->instance_bytes;
 }

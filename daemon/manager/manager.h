@@ -115,6 +115,7 @@ struct mgr_model {
     struct mgr *mgr;
     char name[MGR_NAME_MAX + 1];
     char *path;
+    char *quant; /* what is quantised while it is loaded; "": nothing */
     enum model_state state;
     const char *phase; /* of a load: "planning", "admitting", "reading", "ending" */
 
@@ -277,6 +278,9 @@ bool mgr_model_wanted(const struct mgr_model *model);
 uint32_t mgr_model_target(const struct mgr_model *model);
 uint64_t mgr_model_kv_bytes(const struct mgr_model *model);
 uint64_t mgr_model_instance_bytes(const struct mgr_model *model);
+/* What a request wants to be quantised ("": whatever it was); -EEXIST when the model is there with
+ * another form, -EINVAL when it is no text of rules. */
+int mgr_model_set_quant(struct mgr_model *model, const char *quant, struct error *err);
 /* Whether so much KV (0: not asked for) holds a page of the model, as far as that is known. */
 int mgr_model_kv_check(const struct mgr_model *model, uint64_t kv_bytes, struct error *err);
 void mgr_model_set_state(struct mgr_model *model, enum model_state state);

@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "daemon/manager/manager.h"
 #include "kernels/plan.h"
+#include "model/quantize_rules.h"
 
 #define KV_BYTES_MOST (512 * MIB)
 #define KV_TOKENS_DEFAULT 8192 /* of an instance when kv_bytes is not configured */
@@ -102,6 +103,29 @@ static int rebind(struct mgr_model *model, const char *path, struct error *err)
     return 0;
 }
 
+int mgr_model_set_quant(struct mgr_model *model, const char *quant, struct error *err)
+{
+    if (!*quant)
+        return 0;
+    if (strlen(quant) > QUANTIZE_TEXT_MAX ||
+        !utf8_valid(quant)) /* the loader reads the rest of it */
+        return error_set(err, EINVAL, "quant: %zu bytes; rules have at most %d, of UTF-8",
+                         strlen(quant), QUANTIZE_TEXT_MAX);
+    if (!strcmp(quant, "none"))
+        quant = "";
+    if (!strcmp(model->quant, quant))
+        return 0;
+    if (model->state != MODEL_COLD && model->state != MODEL_FAILED)
+        return error_set(err, EEXIST,
+                         "model %s is there already, %s; unload it first, or load the folder under "
+                         "another name",
+                         model->name, *model->quant ? "quantised otherwise" : "as it is on disk");
+    free(model->quant);
+    model->quant = x_strdup(quant);
+    model->own_bytes = 0;
+    return 0;
+}
+
 void mgr_model_forget(struct mgr_model *model)
 {
     if ((model->state != MODEL_COLD && model->state != MODEL_FAILED) || model->configured ||
@@ -149,6 +173,7 @@ int mgr_model_register(struct mgr *mgr, const char *name, const char *path, stru
     model->mgr = mgr;
     snprintf(model->name, sizeof model->name, "%s", name);
     model->path = x_strdup(path);
+    model->quant = x_strdup("");
     model->weights_fd = model->manifest_fd = -1;
     model->standby = -1;
     model->phase = "";
@@ -168,6 +193,7 @@ void mgr_model_free(struct mgr_model *model)
     fd_close(model->weights_fd);
     fd_close(model->manifest_fd);
     free(model->path);
+    free(model->quant);
     free(model);
 }
 
@@ -429,6 +455,7 @@ void mgr_model_load_start(struct mgr_model *model)
     model->bytes_done = 0;
     mgr_model_set_state(model, MODEL_LOADING);
     start.path = model->path;
+    start.quant = model->quant;
     start.threads = (uint32_t)model->mgr->options.threads;
     message.kind_case = EMBER__V1__TO_LOADER__KIND_START;
     message.start = &start;

@@ -230,7 +230,8 @@ static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, vo
         return;
     }
     if (load_target(mgr, request, &m, &err) < 0 ||
-        mgr_model_kv_check(m, request->kv_bytes, &err) < 0) {
+        mgr_model_kv_check(m, request->kv_bytes, &err) < 0 ||
+        mgr_model_set_quant(m, request->quant, &err) < 0) {
         mgr_call_fail(call, &err);
         return;
     }

@@ -188,8 +188,7 @@ static void embed(const struct ref *r)
     for (uint32_t row = 0; row < r->rows; row++) {
         float *out = ref_row(r, EMBED_OUT, row);
         for (uint32_t d = 0; d < r->op->t[EMBED_OUT].dim[1]; d++)
-            out[d] = (float)(r->op->f[EMBED_F_SCALE] *
-                             weight_at(r, &q, (uint32_t)tokens[row], d));
+            out[d] = (float)(r->op->f[EMBED_F_SCALE] * weight_at(r, &q, (uint32_t)tokens[row], d));
     }
 }
 

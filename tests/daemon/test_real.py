@@ -205,6 +205,39 @@ class Real(unittest.TestCase):
         print(f"restart to first token: {took * 1e3:.0f} ms", end=" ")
         self.assertLess(took, 2)
 
+    def test_quantised_while_loading(self):
+        """Smaller, told in lists, kept over a restart, and never changed under those who use it."""
+        folder = tempfile.mkdtemp(prefix="ember-test-")
+        self.addCleanup(shutil.rmtree, folder, True)
+        n = NotifySocket(f"{folder}/notify")
+        self.addCleanup(n.close)
+        d = self.daemon("--default-model=", "--standby=0", notify=n, folder=folder)
+        plain = d.load(path=TINY, name="plain")[-1].model
+        rules = "q8\nkeep=layers\\.0\\.qkv"
+        q8 = d.load(path=TINY, name="q8", quant=rules)[-1].model
+        self.assertEqual((plain.quant, q8.quant), ("", rules))
+        self.assertLess(q8.weights_bytes, 0.6 * plain.weights_bytes)
+        r = d.client.SpawnInstance(model="q8")
+        self.assertEqual(self.driver(r).case(CASES[0]), CASES[0]["greedy_ids"])
+        # asked for again: the same, or nothing in particular, joins; another is refused
+        self.assertEqual(d.load(path=TINY, name="q8", quant=rules)[-1].model.digest, q8.digest)
+        self.assertEqual(d.load(path=TINY, name="q8")[-1].model.digest, q8.digest)
+        self.fails(CODE.ALREADY_EXISTS, lambda: d.load(path=TINY, name="q8", quant="q4"), "unload")
+        self.fails(CODE.ALREADY_EXISTS, lambda: d.load(path=TINY, name="q8", quant="none"), "unload")
+        self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(path=TINY, name="x", quant="q5"), "q5")
+        self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(path=TINY, name="x", quant="q8\nkeep=("),
+                   "pattern")
+        self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(path=TINY, name="y", quant="q8" * 9000),
+                   "at most")
+        n.settled(6)
+        d.stop(signal.SIGKILL)
+        again = self.daemon("--default-model=", "--standby=0", notify=n, folder=folder,
+                            pass_fds=n.stored)
+        models = {m.name: m for m in again.client.ListModels().models}
+        self.assertEqual((models["q8"].quant, models["q8"].digest), (rules, q8.digest))
+        again.client.UnloadModel(name="q8")
+        self.assertEqual(again.load(path=TINY, name="q8", quant="q4")[-1].model.quant, "q4")
+
     def test_killed_daemon_leaves_nothing(self):
         shm = set(os.listdir("/dev/shm"))
         d = self.daemon("--standby=2")

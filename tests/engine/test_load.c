@@ -80,7 +80,7 @@ static int fresh(void **state)
     copy_file(MODEL, "config.json");
     copy_file(MODEL, "model.safetensors");
     if (load_checkpoint(copy, &options, &loaded, &err) < 0 ||
-        packs_write(copy, &loaded.key, loaded.weights, loaded.manifest, pack, NULL, &err) < 0)
+        packs_write(copy, &loaded.key, "", loaded.weights, loaded.manifest, pack, NULL, &err) < 0)
         fail_msg("%s", err.text);
     loaded_close(&loaded);
     return 0;
@@ -133,7 +133,7 @@ static void quantised_pack_gives_the_checkpoints_memory(void **state)
 
     snprintf(path, sizeof path, "%s/awq.pack", dir);
     if (load_checkpoint(QUANT, &options, &a, &err) < 0 ||
-        packs_write(QUANT, &a.key, a.weights, a.manifest, path, NULL, &err) < 0)
+        packs_write(QUANT, &a.key, "", a.weights, a.manifest, path, NULL, &err) < 0)
         fail_msg("%s", err.text);
     assert_true(a.converted);
     b = load(path, NULL);
@@ -250,7 +250,7 @@ static char *kept_path(void)
 {
     struct checkpoint *checkpoint = NULL;
     assert_int_equal(checkpoint_open(copy, &checkpoint, NULL), 0);
-    char *path = packs_path(folder, checkpoint);
+    char *path = packs_path(folder, checkpoint, NULL);
     checkpoint_free(checkpoint);
     return path;
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear over quantised weights: out[rows, N] = cap(scale * (x[rows, K] . w[N, K]^T + b)); and embed
- * out of a table that is one. Blocks of linear split N. For many rows of x, rows of w become floats once; where those are too long, a block
- * takes as many rows of w as stay in the second-level cache, as linear.c does.
+ * linear over quantised weights: out[rows, N] = cap(scale * (x[rows, K] . w[N, K]^T + b)); and
+ * embed out of a table that is one. Blocks of linear split N. For many rows of x, rows of w become
+ * floats once; where those are too long, a block takes as many rows of w as stay in the
+ * second-level cache, as linear.c does.
  */
 #include "kernels/cpu/ops/args.h"
 #include "kernels/cpu/ops/tile_quant.h"

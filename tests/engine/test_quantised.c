@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Checkpoints quantised while they are loaded: the same bytes whoever reads them in which order,
+ * the same bits alone and in a batch, which tensors are left alone, what is refused.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "base/fault.h"
+#include "base/fd.h"
+#include "engine/engine.h"
+#include "engine/load.h"
+
+#define MODEL SOURCE_ROOT "/models/ember-tiny"
+#define GOLDENS SOURCE_ROOT "/tests/goldens/"
+#define PAGES 8
+
+static const char *const kinds[] = {"q8", "q4"};
+
+static struct loaded load(const char *dir, const char *quant, uint32_t threads)
+{
+    struct load_options options = {.threads = threads, .quant = quant};
+    struct loaded loaded = {.weights = -1, .manifest = -1};
+    struct error err = {0};
+    if (load_checkpoint(dir, &options, &loaded, &err) < 0)
+        fail_msg("%s as %s: %s", dir, quant, err.text);
+    return loaded;
+}
+
+static void refused(const char *dir, const char *quant, int code, const char *words)
+{
+    struct load_options options = {.quant = quant};
+    struct loaded loaded = {.weights = -1, .manifest = -1};
+    struct error err = {0};
+    int r = load_checkpoint(dir, &options, &loaded, &err);
+    if (r != code || !strstr(err.text, words))
+        fail_msg("%s as %s: %d \"%s\", not %d \"%s\"", dir, quant, r, err.text, code, words);
+}
+
+/* ---- bytes ---- */
+
+static void same_bytes_for_any_number_of_threads(void **state)
+{
+    static const char *const dirs[] = {MODEL, GOLDENS "qwen3-moe"};
+    for (size_t d = 0; d < ARRAY_LEN(dirs); d++)
+        for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
+            struct loaded one = load(dirs[d], kinds[k], 1), many = load(dirs[d], kinds[k], 5);
+            assert_true(digest_equal(&one.digest, &many.digest));
+            loaded_close(&one);
+            loaded_close(&many);
+        }
+}
+
+/* Another order: scales and zero points before codes, in pieces that end within rows. */
+static void same_bytes_in_any_order(void **state)
+{
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
+    _cleanup_(weights_layout_freep) struct weights_layout *layout = NULL;
+    _cleanup_(quantize_rules_freep) struct quantize_rules *rules = NULL;
+    _cleanup_(model_freep) struct model *model = NULL;
+    struct loaded loaded = load(GOLDENS "qwen3", "q4", 2);
+    struct error err = {0};
+    const char *config;
+    size_t len;
+    assert_int_equal(checkpoint_open(GOLDENS "qwen3", &checkpoint, &err), 0);
+    config = checkpoint_config(checkpoint, &len);
+    assert_int_equal(model_from_config(config, len, "x", &model, &err), 0);
+    assert_int_equal(quantize_rules_parse("q4", &rules, &err), 0);
+    assert_int_equal(model_layout_quantised(model, checkpoint, rules, &layout, &err), 0);
+    const uint8_t *want = mmap(NULL, layout->bytes, PROT_READ, MAP_SHARED, loaded.weights, 0);
+    assert_true(want != MAP_FAILED);
+    _cleanup_free_ uint8_t *got = mem_alloc(layout->bytes, 1);
+    for (uint32_t i = 0; i < layout->n_weights; i++) {
+        const struct weight *w = &layout->weights[i];
+        for (uint32_t s = w->n_sources; s-- > 0;) {
+            const struct weight_source *source = &layout->sources[w->first_source + s];
+            uint64_t piece = w->made ? 1001 : 1024;
+            for (uint64_t at = 0; at < source->bytes; at += piece)
+                assert_int_equal(weight_source_read(checkpoint, w, source, at,
+                                                    got + w->offset + source->offset + at,
+                                                    MIN(piece, source->bytes - at), &err),
+                                 0);
+        }
+    }
+    assert_memory_equal(got, want, layout->bytes);
+    munmap((void *)want, layout->bytes);
+    loaded_close(&loaded);
+}
+
+/* ---- which ---- */
+
+static const struct weight *find(const struct weights_layout *layout, const char *name)
+{
+    for (uint32_t i = 0; i < layout->n_weights; i++)
+        if (!strcmp(layout->weights[i].name, name))
+            return &layout->weights[i];
+    fail_msg("no %s", name);
+    return NULL;
+}
+
+/* Loads and reads the manifest, as an instance does. */
+static struct weights_layout *layout_of(const char *dir, const char *quant)
+{
+    struct loaded loaded = load(dir, quant, 0);
+    struct weights_layout *layout = NULL;
+    struct model *model = NULL;
+    struct error err = {0};
+    struct stat st;
+    assert_int_equal(fstat(loaded.manifest, &st), 0);
+    void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, loaded.manifest, 0);
+    if (manifest_read(data, (size_t)st.st_size, &model, &layout, NULL, &err) < 0)
+        fail_msg("%s as %s: %s", dir, quant, err.text);
+    munmap(data, (size_t)st.st_size);
+    model_free(model);
+    loaded_close(&loaded);
+    return layout;
+}
+
+static void is(const struct weights_layout *layout, const char *name, int quant)
+{
+    const struct weight *w = find(layout, name);
+    if (w->quant != quant || w->made != (quant != EMBER_QUANT_NONE))
+        fail_msg("%s is of form %d, not %d", name, w->quant, quant);
+}
+
+static void what_is_kept(void **state)
+{
+    struct weights_layout *layout = layout_of(MODEL, "q4");
+    is(layout, "embed", EMBER_QUANT_INT8); /* tied: the head */
+    is(layout, "layers.0.qkv", EMBER_QUANT_INT4);
+    is(layout, "layers.7.down", EMBER_QUANT_INT4);
+    is(layout, "layers.7.norm_mlp_in", EMBER_QUANT_NONE);
+    is(layout, "final_norm", EMBER_QUANT_NONE);
+    weights_layout_free(layout);
+
+    layout = layout_of(GOLDENS "qwen3-moe", "q4");
+    is(layout, "embed", EMBER_QUANT_NONE);
+    is(layout, "head", EMBER_QUANT_INT8);
+    is(layout, "layers.0.router", EMBER_QUANT_NONE);
+    is(layout, "layers.0.experts_gate_up", EMBER_QUANT_INT4);
+    is(layout, "layers.0.experts_down", EMBER_QUANT_INT4);
+    weights_layout_free(layout);
+
+    layout = layout_of(MODEL, "q8\nkeep=layers\\.0\\.\nq4=self_attn\\.q_proj\nkeep=^embed$");
+    is(layout, "embed", EMBER_QUANT_NONE);
+    is(layout, "layers.0.qkv", EMBER_QUANT_NONE);
+    is(layout, "layers.1.qkv", EMBER_QUANT_INT4);
+    is(layout, "layers.1.o", EMBER_QUANT_INT8);
+    weights_layout_free(layout);
+
+    layout = layout_of(GOLDENS "qwen3-moe", "q8\nq8=router");
+    is(layout, "layers.0.router", EMBER_QUANT_INT8);
+    weights_layout_free(layout);
+}
+
+static void what_is_refused(void **state)
+{
+    refused(MODEL, "q3", -EINVAL, "\"q3\" is neither");
+    refused(MODEL, "q8\nkeep=nothing_of_that_name", -EINVAL,
+            "\"keep=nothing_of_that_name\" matches no tensor");
+    refused(MODEL, "q8\nkeep=.\nq4=qkv", -EINVAL, "\"q4=qkv\" matches no tensor");
+    refused(GOLDENS "qwen3-awq", "q8", -ENOTSUP, "quantised already");
+}
+
+/* ---- bad weights ---- */
+
+static char dir[] = "/tmp/ember-test-quantised-XXXXXX";
+
+/* A copy of a golden with one value of a tensor replaced by these bits (bf16). */
+static void spoil(const char *golden, const char *tensor, uint64_t index, uint16_t bits)
+{
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
+    static const char *const files[] = {"config.json", "model.safetensors"};
+    const struct checkpoint_tensor *t;
+    struct error err = {0};
+    char path[256];
+    snprintf(path, sizeof path, GOLDENS "%s", golden);
+    assert_int_equal(checkpoint_open(path, &checkpoint, &err), 0);
+    assert_non_null(t = checkpoint_find(checkpoint, tensor));
+    assert_int_equal(t->dtype, EMBER_BF16);
+    for (int i = 0; i < 2; i++) {
+        _cleanup_free_ char *data = NULL;
+        size_t n;
+        snprintf(path, sizeof path, GOLDENS "%s/%s", golden, files[i]);
+        assert_int_equal(fd_read_file(path, 1 << 24, &data, &n, &err), 0);
+        if (i)
+            memcpy(data + t->offset + 2 * index, &bits, sizeof bits);
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        FILE *f = fopen(path, "w");
+        assert_true(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
+    }
+}
+
+static void bad_weights_are_named(void **state)
+{
+    assert_non_null(mkdtemp(dir));
+    spoil("qwen3", "model.layers.1.mlp.up_proj.weight", 64 * 3 + 1, 0x7fc0);
+    refused(dir, "q8", -EINVAL,
+            "tensor model.layers.1.mlp.up_proj.weight: row 3 holds a NaN or an infinity");
+    spoil("qwen3", "model.layers.0.self_attn.o_proj.weight", 0, 0xff80);
+    refused(dir, "q4", -EINVAL, "self_attn.o_proj.weight: row 0 holds a NaN or an infinity");
+    spoil("qwen3", "model.layers.0.self_attn.o_proj.weight", 0, 0x7e00);
+    refused(dir, "q4", -EINVAL, "keep=model.layers.0.self_attn.o_proj.weight");
+    struct loaded loaded = load(dir, "q4\nkeep=layers.0.self_attn.o_proj", 0);
+    loaded_close(&loaded);
+    char path[256];
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    unlink(path);
+    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    unlink(path);
+    rmdir(dir);
+}
+
+static void faults_fail_the_load(void **state)
+{
+    static const char *const points[] = {"alloc", "read"};
+    struct load_options options = {.threads = 1, .quant = "q4\nkeep=o_proj"};
+    for (size_t p = 0; p < ARRAY_LEN(points); p++) {
+        int failed = 0, passed = 0;
+        for (int i = 1; i < 4000 && !passed; i += i < 60 ? 1 : 23) {
+            struct loaded loaded = {.weights = -1, .manifest = -1};
+            struct error err = {0};
+            char fault[32];
+            snprintf(fault, sizeof fault, "%s:%d", points[p], i);
+            setenv("EMBER_FAULT", fault, 1);
+            fault_init();
+            int r = load_checkpoint(GOLDENS "qwen3", &options, &loaded, &err);
+            passed += r == 0;
+            failed += r < 0 && err.text[0];
+            assert_true(r == 0 || err.text[0]);
+            loaded_close(&loaded);
+        }
+        unsetenv("EMBER_FAULT");
+        fault_init();
+        assert_true(failed > 10);
+    }
+}
+
+/* ---- steps ---- */
+
+static const uint32_t prompt[] = {1, 345, 201, 3288, 532, 341, 33, 2, 201, 1, 347, 201};
+static const uint32_t other[] = {1, 345, 201, 381, 364, 261, 2359, 33};
+
+static const float *run(struct engine *engine, const struct engine_seq *seqs, uint32_t n,
+                        struct engine_result *ret)
+{
+    struct engine_step step = {.seqs = seqs, .n_seqs = n, .logits = true};
+    struct error err = {0};
+    if (engine_step(engine, &step, ret, &err) < 0)
+        fail_msg("%s", err.text);
+    return ret->logits;
+}
+
+static void alone_as_in_a_batch(void **state)
+{
+    static const uint32_t pages_a[PAGES] = {3, 1, 5}, pages_b[PAGES] = {7, 2, 6};
+    for (size_t k = 0; k < ARRAY_LEN(kinds); k++) {
+        struct loaded loaded = load(MODEL, kinds[k], 0);
+        struct engine_options options = {.weights = loaded.weights, .manifest = loaded.manifest};
+        _cleanup_(engine_freep) struct engine *engine = NULL;
+        struct error err = {0};
+        if (engine_open(&options, &engine, &err) < 0)
+            fail_msg("%s", err.text);
+        struct engine_seq a = {.tokens = prompt,
+                               .n_tokens = 12,
+                               .prompt_len = 12,
+                               .pages = pages_a,
+                               .n_pages = 3,
+                               .sample = true};
+        struct engine_seq b = {.tokens = other,
+                               .n_tokens = 8,
+                               .prompt_len = 8,
+                               .pages = pages_b,
+                               .n_pages = 3,
+                               .sample = true};
+        struct engine_result result;
+        size_t bytes = engine_model(engine)->vocab_size * sizeof(float);
+        _cleanup_free_ float *alone = mem_alloc(bytes, 1);
+        memcpy(alone, run(engine, &a, 1, &result), bytes);
+        run(engine, (struct engine_seq[]){b, a}, 2, &result);
+        assert_memory_equal(result.logits + bytes / sizeof(float), alone, bytes);
+        for (uint32_t i = 0; i < 12; i++) { /* one token at a time */
+            struct engine_seq one = a;
+            one.tokens = prompt + i;
+            one.n_tokens = 1;
+            one.position = i;
+            run(engine, &one, 1, &result);
+        }
+        assert_memory_equal(result.logits, alone, bytes);
+        if (k == 0)
+            assert_int_equal(result.greedy[0], 43); /* as of the plain model */
+        loaded_close(&loaded);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(same_bytes_for_any_number_of_threads),
+        cmocka_unit_test(same_bytes_in_any_order),
+        cmocka_unit_test(what_is_kept),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(bad_weights_are_named),
+        cmocka_unit_test(faults_fail_the_load),
+        cmocka_unit_test(alone_as_in_a_batch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
