@@ -222,8 +222,8 @@ class Real(unittest.TestCase):
         # asked for again: the same, or nothing in particular, joins; another is refused
         self.assertEqual(d.load(path=TINY, name="q8", quant=rules)[-1].model.digest, q8.digest)
         self.assertEqual(d.load(path=TINY, name="q8")[-1].model.digest, q8.digest)
-        self.fails(CODE.ALREADY_EXISTS, lambda: d.load(path=TINY, name="q8", quant="q4"), "unload")
-        self.fails(CODE.ALREADY_EXISTS, lambda: d.load(path=TINY, name="q8", quant="none"), "unload")
+        self.fails(CODE.FAILED_PRECONDITION, lambda: d.load(path=TINY, name="q8", quant="q4"), "unload")
+        self.fails(CODE.FAILED_PRECONDITION, lambda: d.load(path=TINY, name="q8", quant="none"), "unload")
         self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(path=TINY, name="x", quant="q5"), "q5")
         self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(path=TINY, name="x", quant="q8\nkeep=("),
                    "pattern")
