@@ -115,6 +115,10 @@ static const struct verb_option bench_prefill_options[] = {
 static const struct verb_option pack_options[] = {
     {"output", VALUE_PATH, .letter = 'o', .help = "the pack's file (default: DIR.pack)"},
     {"rate", VALUE_BYTES, .fallback = "0", .help = "bytes a second to write at most; 0: no limit"},
+    CLI_QUANT_OPTIONS,
+    {"perplexity", VALUE_BOOL, .fallback = "yes",
+     .help = "with --quant: run a text before and after, to see what it costs"},
+    CLI_PERPLEXITY_OPTIONS,
     {0}};
 static const struct verb_option bench_serve_options[] = {
     {"output", VALUE_INT, .fallback = "48", .limits = "8..1000", .help = "tokens of a stream"},
@@ -241,8 +245,13 @@ static const struct verb verbs[] = {
     {"pack", "DIR", "write a checkpoint as a pack",
      "A pack holds the weights as they are in memory, so that a load is a plain read: the same "
      "numbers, nothing rounded. Interrupted or killed, it goes on where it was when it is asked "
-     "again. Load it by its file's name. No daemon is needed.",
-     pack_options, "pack ./Qwen3-0.6B -o /packs/qwen3.pack\t\n", run_pack},
+     "again. Load it by its file's name. With --quant matrices are quantised first, and the "
+     "error of each layer and tensor is printed (the root of the mean square of differences over "
+     "that of values). No daemon is needed.",
+     pack_options,
+     "pack ./Qwen3-0.6B --quant q4 --text wiki.txt\t4 bits a weight, and what it costs\n"
+     "pack ./Qwen3-0.6B -o /packs/qwen3.pack\t\n",
+     run_pack},
     {"pack verify", "FILE...", "read packs and compare every checksum",
      "Damaged segments are named with their tensors; exit 1 when there are any.", NULL,
      "pack verify /packs/*.pack\t\n", run_pack_verify},

@@ -9,6 +9,8 @@
 #include <string.h>
 
 #include "cli/output.h"
+#include "cli/quant_options.h"
+#include "cli/quant_report.h"
 #include "engine/load.h"
 #include "engine/packs.h"
 #include "model/pack.h"
@@ -57,11 +59,26 @@ static const struct column pack_columns[] = {
     {"bytes", "size", COLUMN_BYTES},     {"segments", "segments", COLUMN_NUMBER},
     {"digest", "digest", COLUMN_TEXT},   {0}};
 
-static int write_pack(const struct verb_call *call, const char *dir, const char *output,
-                      struct error *err)
+static const struct column quantised_columns[] = {
+    {"file", "pack", COLUMN_TEXT},
+    {"model", "made from", COLUMN_TEXT},
+    {"numbers", "quantised as", COLUMN_TEXT},
+    {"layout", "layout", COLUMN_TEXT},
+    {"bytes", "size", COLUMN_BYTES},
+    {"segments", "segments", COLUMN_NUMBER},
+    {"digest", "digest", COLUMN_TEXT},
+    {"error", "error of all weights", COLUMN_ERROR},
+    {"tokens", "tokens predicted", COLUMN_NUMBER},
+    {"perplexity", "perplexity before", COLUMN_NUMBER},
+    {"quantised_perplexity", "perplexity now", COLUMN_NUMBER},
+    {"change", "change", COLUMN_NUMBER},
+    {0}};
+
+static int write_pack(const struct verb_call *call, const char *dir, const char *quant,
+                      const char *output, struct error *err)
 {
     struct progress progress;
-    struct load_options load = {.progress = on_read, .ctx = &progress};
+    struct load_options load = {.quant = quant, .progress = on_read, .ctx = &progress};
     struct pack_write_options options = {
         .rate = verb_bytes(call, "rate"), .progress = on_written, .ctx = &progress};
     struct loaded loaded = {.weights = -1, .manifest = -1};
@@ -69,7 +86,8 @@ static int write_pack(const struct verb_call *call, const char *dir, const char 
     progress_begin(&progress, call, dir);
     int r = load_checkpoint(dir, &load, &loaded, err);
     if (r == 0)
-        r = packs_write(dir, &loaded.key, NULL, loaded.weights, loaded.manifest, output, &options, err);
+        r = packs_write(dir, &loaded.key, quant, loaded.weights, loaded.manifest, output, &options,
+                        err);
     loaded_close(&loaded);
     progress_end(&progress);
     return r;
@@ -78,7 +96,7 @@ static int write_pack(const struct verb_call *call, const char *dir, const char 
 int run_pack(const struct verb_call *call)
 {
     _cleanup_(pack_freep) struct pack *pack = NULL;
-    _cleanup_free_ char *dir = realpath(call->argv[0], NULL), *output = NULL;
+    _cleanup_free_ char *dir = realpath(call->argv[0], NULL), *output = NULL, *quant = NULL;
     const char *asked = verb_string(call, "output");
     struct error err = {0};
 
@@ -87,11 +105,26 @@ int run_pack(const struct verb_call *call)
     if (!dir)
         dir = x_strdup(call->argv[0]);
     output = asked ? x_strdup(asked) : default_output(dir);
-    int r = write_pack(call, dir, output, &err);
+    int r = cli_quant(call, &quant, &err);
+    if (r == 0)
+        r = write_pack(call, dir, quant, output, &err);
     if (r == 0)
         r = pack_open(output, &pack, &err);
-    return r < 0 ? cli_fail(call, &err)
-                 : cli_print_object(call, describe(output, pack), pack_columns);
+    if (r < 0)
+        return cli_fail(call, &err);
+    json_t *json = describe(output, pack);
+    if (!*quant)
+        return cli_print_object(call, json, pack_columns);
+    if (quant_report(call, dir, quant, json, &err) < 0) {
+        json_decref(json);
+        return cli_fail(call, &err);
+    }
+    json_t *report = json_incref(json);
+    r = cli_print_object(call, json, quantised_columns);
+    if (!cli_json(call))
+        quant_report_print(report);
+    json_decref(report);
+    return r;
 }
 
 /* ---- verify ---- */

@@ -55,7 +55,8 @@ struct loaded {
  * (loaded_close). A pack of options->packs that is the checkpoint's is read instead of it, and
  * the checkpoint instead of a pack that cannot be used. Errors: those of opening, describing and
  * laying out the checkpoint (model/checkpoint.h, model/model.h, model/pack.h), what `admit`
- * returned, -EINVAL (a quant that is malformed, matches nothing, or asked of a pack), -ECANCELED, -ENOMEM, -ENOSPC (no memory behind the memfd), -EIO.
+ * returned, -EINVAL (a quant that is malformed, matches nothing, or asked of a pack), -ECANCELED,
+ * -ENOMEM, -ENOSPC (no memory behind the memfd), -EIO.
  */
 int load_model(const char *path, const struct load_options *options, struct loaded *ret,
                struct error *err);

@@ -200,8 +200,8 @@ static int check_quant(const char *quant, const struct weights_layout *layout, s
 }
 
 static int write_opened(const struct checkpoint *checkpoint, const struct digest *key,
-                        const char *quant, int weights, int manifest, const char *path, const struct pack_write_options *options,
-                        struct error *err)
+                        const char *quant, int weights, int manifest, const char *path,
+                        const struct pack_write_options *options, struct error *err)
 {
     struct resident_model model = {0};
     struct digest now = checkpoint_key(checkpoint);
@@ -232,7 +232,8 @@ static int write_opened(const struct checkpoint *checkpoint, const struct digest
 }
 
 int packs_write(const char *dir, const struct digest *key, const char *quant, int weights,
-                int manifest, const char *path, const struct pack_write_options *options, struct error *err)
+                int manifest, const char *path, const struct pack_write_options *options,
+                struct error *err)
 {
     _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
 

@@ -22,8 +22,8 @@ void packs_used(const char *path);
 
 struct packs_options {
     const char *folder;
-    uint64_t limit; /* bytes that all packs may take; 0: no bound */
-    uint64_t rate;  /* bytes a second at most; 0: no limit */
+    uint64_t limit;    /* bytes that all packs may take; 0: no bound */
+    uint64_t rate;     /* bytes a second at most; 0: no limit */
     const char *quant; /* what the weights were loaded with; NULL or "": as they are */
     int (*progress)(void *ctx, uint64_t done, uint64_t total); /* non-zero cancels; may be NULL */
     void *ctx;
@@ -44,6 +44,7 @@ int packs_keep(const char *dir, const struct digest *key, int weights, int manif
  * more that it was loaded with; otherwise those of opening it and of pack_write().
  */
 int packs_write(const char *dir, const struct digest *key, const char *quant, int weights,
-                int manifest, const char *path, const struct pack_write_options *options, struct error *err);
+                int manifest, const char *path, const struct pack_write_options *options,
+                struct error *err);
 
 #endif
