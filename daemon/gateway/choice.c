@@ -4,19 +4,28 @@
 #include <errno.h>
 #include <string.h>
 
+#include "base/clock.h"
+#include "base/digest.h"
 #include "daemon/gateway/json.h"
 
 int choice_init(struct choice *choice, struct gw_part *part, uint32_t index)
 {
     const struct gw_job *job = part->job;
+    const struct text *text = job->model->text;
+    uint64_t seed = (checksum_of(job->id, strlen(job->id)) ^ clock_ns()) + index;
 
     *choice = (struct choice){.part = part, .index = index, .stop_token = -1};
-    return detok_new(job->model->text->tokenizer, job->api.skip_special, &choice->detok);
+    choice->message =
+        message_new(text, &job->api, &job->api.prompts[part->index], seed, &choice->text);
+    /* What a message needs to see among special tokens it takes out of the text itself. */
+    return detok_new(text->tokenizer, job->api.skip_special && !choice->message, &choice->detok);
 }
 
 void choice_free(struct choice *choice)
 {
     detok_free(choice->detok);
+    message_free(choice->message);
+    choice->message = NULL;
     stop_free(&choice->stop);
     buffer_free(&choice->text);
     buffer_free(&choice->before);
@@ -175,20 +184,33 @@ static bool is_stop_token(const struct choice *choice, uint32_t token)
     return false;
 }
 
-/* Puts new text through the stop strings. True: one has come. */
-static bool add_text(struct choice *choice, const struct buffer *piece)
+/*
+ * Puts new text (the last, when it is `final`) through the stop strings and on to the message, or
+ * to the choice's text. True: the choice ends here, by a stop string or with the one call it may
+ * make.
+ */
+static bool add_text(struct choice *choice, const struct buffer *piece, bool final)
 {
     const struct gw_job *job = choice->part->job;
     static const struct stop_set none;
+    static struct buffer passed; /* kept, like a token's piece */
+    struct buffer *to = choice->message ? &passed : &choice->text;
     bool early = choice->n_generated < job->api.min_tokens;
     size_t which;
 
-    if (!stop_push(&choice->stop, early ? &none : &job->stops, piece->data ? piece->data : "",
-                   piece->len, job->api.include_stop, &choice->text, &which))
-        return false;
-    choice->stop_string = job->api.stops[which];
-    choice->stopped = true;
-    return true;
+    passed.len = 0;
+    choice->stopped =
+        stop_push(&choice->stop, early ? &none : &job->stops, piece->data ? piece->data : "",
+                  piece->len, job->api.include_stop, to, &which);
+    if (choice->stopped)
+        choice->stop_string = job->api.stops[which];
+    else if (final)
+        stop_finish(&choice->stop, to);
+    if (choice->message) {
+        message_push(choice->message, passed.data ? passed.data : "", passed.len);
+        choice->stopped |= message_done(choice->message);
+    }
+    return choice->stopped;
 }
 
 bool choice_token(struct choice *choice, const struct sched_event *event)
@@ -208,9 +230,11 @@ bool choice_token(struct choice *choice, const struct sched_event *event)
     if (job->api.logprobs >= 0)
         add_logprob(choice, event);
     piece.len = 0;
+    if (choice->message && message_skips(choice->message, event->token))
+        return false;
     if (detok_push(choice->detok, event->token, &piece, NULL) < 0)
         abort(); /* memory for a few bytes */
-    return add_text(choice, &piece);
+    return add_text(choice, &piece, false);
 }
 
 void choice_finish(struct choice *choice, const struct sched_event *event)
@@ -222,13 +246,19 @@ void choice_finish(struct choice *choice, const struct sched_event *event)
     choice->reason = event->reason == SCHED_LENGTH ? "length" : "stop";
     if (choice->stop_token >= 0 && event->reason != SCHED_STOP)
         choice->stop_token = -1;
+    if (!choice->stopped) {
+        if (detok_finish(choice->detok, &piece, NULL) < 0)
+            abort();
+        add_text(choice, &piece, true);
+        buffer_free(&piece);
+    }
+    if (choice->message) {
+        message_finish(choice->message);
+        if (message_calls(choice->message) && event->reason != SCHED_LENGTH)
+            choice->reason = "tool_calls";
+    }
     if (choice->stopped)
         return;
-    if (detok_finish(choice->detok, &piece, NULL) < 0)
-        abort();
-    if (!add_text(choice, &piece))
-        stop_finish(&choice->stop, &choice->text);
-    buffer_free(&piece);
     for (uint32_t i = 0; i < text->n_eos; i++) /* stop_reason is null for the model's own end */
         if (choice->stop_token == text->eos[i])
             choice->stop_token = -1;

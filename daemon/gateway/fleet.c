@@ -178,6 +178,10 @@ static void reading_done(struct work *work)
     struct error err = model->read_error;
 
     model->text = TAKE(model->read);
+    if (model->text && model->policy.tools >= 0)
+        model->text->form.tools = (enum chat_tools)model->policy.tools;
+    if (model->text && model->policy.reasoning >= 0)
+        model->text->form.reasoning = (enum chat_reasoning)model->policy.reasoning;
     if (model->text && add_to_scheduler(model, &err) < 0) {
         text_free(model->text);
         model->text = NULL;
@@ -186,8 +190,12 @@ static void reading_done(struct work *work)
     if (!model->text) {
         log_error("model cannot be served", "model=%s error=\"%s\"", model->name, error_text(&err));
     } else {
-        log_info("model known", "model=%s vocab=%u chat=%s", model->name, model->text->vocab_size,
-                 model->text->chat ? "yes" : error_text(&model->text->chat_error));
+        char tools[CHAT_NAME_SIZE], reasoning[CHAT_NAME_SIZE];
+        log_info("model known", "model=%s vocab=%u chat=%s tool-parser=%s reasoning-parser=%s",
+                 model->name, model->text->vocab_size,
+                 model->text->chat ? "yes" : error_text(&model->text->chat_error),
+                 chat_tools_name(model->text->form.tools, tools),
+                 chat_reasoning_name(model->text->form.reasoning, reasoning));
         take_up(model);
     }
     request_model_ready(model, model->text ? NULL : &err);

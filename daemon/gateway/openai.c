@@ -276,11 +276,35 @@ static void f_tool_choice(struct parse *p)
 {
     const char *choice = json_string_value(p->value);
 
-    if (!choice || (strcmp(choice, "none") && strcmp(choice, "auto")))
+    if (choice && !strcmp(choice, "none"))
+        p->r->tool_choice = API_TOOLS_NONE;
+    else if (!choice || strcmp(choice, "auto"))
         bad(p, "only \"none\" and \"auto\" are supported");
 }
 
 static void f_tools(struct parse *p)
+{
+    size_t i;
+    json_t *tool;
+
+    if (!json_is_array(p->value)) {
+        bad(p, "expected a list");
+        return;
+    }
+    json_array_foreach(p->value, i, tool)
+    {
+        json_t *function = json_object_get(tool, "function");
+        json_t *parameters = json_object_get(function, "parameters");
+        if (!json_is_string(json_object_get(function, "name")))
+            bad(p, "element %zu is not {\"type\": \"function\", \"function\": {\"name\": ...}}", i);
+        else if (parameters && !json_is_object(parameters) && !json_is_null(parameters))
+            bad(p, "the parameters of element %zu are no JSON schema", i);
+    }
+    if (json_array_size(p->value))
+        p->r->tools = p->value;
+}
+
+static void f_list(struct parse *p)
 {
     if (!json_is_array(p->value))
         bad(p, "expected a list");
@@ -386,7 +410,7 @@ static void f_ignored(struct parse *p)
     X(chat_template, H | T, r->template_name = string(p))                                          \
     X(chat_template_kwargs, H | T, f_object(p))                                                    \
     X(tools, H | T, f_tools(p))                                                                    \
-    X(documents, H, f_tools(p))                                                                    \
+    X(documents, H, f_list(p))                                                                     \
     X(tool_choice, H, f_tool_choice(p))                                                            \
     X(response_format, G, f_response_format(p))                                                    \
     X(suffix, C, f_suffix(p))                                                                      \
@@ -407,8 +431,9 @@ static void f_ignored(struct parse *p)
     X(prompt_embeds, G, f_unsupported(p))                                                          \
     X(audio, H, f_unsupported(p))                                                                  \
     X(spaces_between_special_tokens, G, f_ignored(p))                                              \
-    X(parallel_tool_calls, H, f_ignored(p))                                                        \
-    X(reasoning_effort, H, f_ignored(p))                                                           \
+    X(parallel_tool_calls, H, r->parallel_calls = boolean(p))                                      \
+    X(include_reasoning, H, r->include_reasoning = boolean(p))                                     \
+    X(reasoning_effort, H, string(p))                                                              \
     X(request_id, G, f_ignored(p))                                                                 \
     X(length_penalty, G, f_ignored(p))                                                             \
     X(early_stopping, G, f_ignored(p))                                                             \
@@ -481,7 +506,9 @@ int api_parse(enum api_kind kind, const char *body, size_t len, struct api_reque
                                 .prompt_logprobs = -1,
                                 .skip_special = kind != API_DETOKENIZE,
                                 .add_special = kind != API_CHAT,
-                                .add_generation_prompt = true};
+                                .add_generation_prompt = true,
+                                .parallel_calls = true,
+                                .include_reasoning = true};
     ember__v1__sampling__init(&ret->sampling);
     ret->sampling.temperature = 1;
     *fail = (struct api_error){0};

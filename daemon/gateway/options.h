@@ -18,6 +18,10 @@
       "where leases are noted, so that a restarted gateway takes its instances up again; empty: nowhere") \
     X("gateway", cache_dir, PATH, "%C/emberd", "", RESTART, \
       "artefact cache that tokenizers are kept in, emberd's own or another; empty: none") \
+    X("gateway", tool_parser, STRING, "auto", "", RESTART, \
+      "how models write tool calls: auto (as the chat template shows), none, or a name such as hermes") \
+    X("gateway", reasoning_parser, STRING, "auto", "", RESTART, \
+      "how models write their reasoning: auto, none, or a name such as deepseek_r1") \
     X("gateway", log_level, ENUM, "info", "error|warn|info|debug", RELOAD, \
       "the least urgent messages that are logged") \
     X("gateway", workers, INT, "2", "1..64", RESTART, \

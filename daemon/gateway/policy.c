@@ -5,13 +5,41 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "model/chat/chat.h"
+
+/* A parser's name; takes it. */
+static int set_tools(int *to, char *name, struct error *err)
+{
+    _cleanup_free_ char *owned = name;
+    enum chat_tools tools = CHAT_TOOLS_NONE;
+
+    if (strcmp(name, "auto") && !chat_tools_named(name, &tools))
+        return error_set(err, EINVAL,
+                         "\"%.64s\" is no parser of tool calls (docs/gateway.md has them)", name);
+    *to = strcmp(name, "auto") ? (int)tools : -1;
+    return 0;
+}
+
+static int set_reasoning(int *to, char *name, struct error *err)
+{
+    _cleanup_free_ char *owned = name;
+    enum chat_reasoning reasoning = CHAT_REASONING_NONE;
+
+    if (strcmp(name, "auto") && !chat_reasoning_named(name, &reasoning))
+        return error_set(err, EINVAL,
+                         "\"%.64s\" is no parser of reasoning (docs/gateway.md has them)", name);
+    *to = strcmp(name, "auto") ? (int)reasoning : -1;
+    return 0;
+}
 
 /* X(word, type, limits, where it goes) */
 #define WORDS(X)                                                                                   \
     X("min", INT, "0..1024", p->min = (uint32_t)v.i)                                               \
     X("max", INT, "1..1024", p->max = (uint32_t)v.i)                                               \
     X("standby", INT, "0..256", p->standby = (int)v.i)                                             \
-    X("idle", DURATION, "0..24h", p->idle_ns = v.u)
+    X("idle", DURATION, "0..24h", p->idle_ns = v.u)                                                \
+    X("tool-parser", STRING, NULL, r = set_tools(&p->tools, v.s, err))                             \
+    X("reasoning-parser", STRING, NULL, r = set_reasoning(&p->reasoning, v.s, err))
 
 static int take_word(const char *word, struct policy *p, struct error *err)
 {
@@ -24,12 +52,14 @@ static int take_word(const char *word, struct policy *p, struct error *err)
         if (r < 0)                                                                                 \
             return error_prefix(err, "per_model: %s", name);                                       \
         store;                                                                                     \
-        return 0;                                                                                  \
+        return r < 0 ? error_prefix(err, "per_model") : 0;                                         \
     }
     WORDS(X)
 #undef X
     return error_set(err, EINVAL,
-                     "per_model: \"%.64s\" is none of min=, max=, standby=, idle=", word);
+                     "per_model: \"%.64s\" is none of min=, max=, standby=, idle=, "
+                     "tool-parser=, reasoning-parser=",
+                     word);
 }
 
 /* Reads all of per_model; what it says of `model` (NULL: nobody) goes to *p. */
@@ -58,6 +88,14 @@ static int read_all(const struct gateway_options *options, const char *model, st
 
 int policy_check(const struct gateway_options *options, struct error *err)
 {
+    struct policy p = {0};
+    int r = set_tools(&p.tools, x_strdup(options->tool_parser), err);
+
+    if (r < 0)
+        return error_prefix(err, "tool_parser");
+    r = set_reasoning(&p.reasoning, x_strdup(options->reasoning_parser), err);
+    if (r < 0)
+        return error_prefix(err, "reasoning_parser");
     return read_all(options, NULL, NULL, err);
 }
 
@@ -66,8 +104,12 @@ struct policy policy_of(const struct gateway_options *options, const char *model
     struct policy p = {.min = (uint32_t)options->min_instances,
                        .max = (uint32_t)options->max_instances,
                        .standby = -1,
-                       .idle_ns = options->idle_release};
+                       .idle_ns = options->idle_release,
+                       .tools = -1,
+                       .reasoning = -1};
 
+    set_tools(&p.tools, x_strdup(options->tool_parser), NULL);
+    set_reasoning(&p.reasoning, x_strdup(options->reasoning_parser), NULL);
     read_all(options, model, &p, NULL);
     p.max = MAX(p.max, p.min);
     return p;

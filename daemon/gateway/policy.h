@@ -12,6 +12,8 @@ struct policy {
     uint32_t min, max; /* instances leased */
     int standby;       /* asked of emberd; -1: emberd's own number */
     uint64_t idle_ns;  /* an instance without work for so long is given back */
+    int tools;         /* enum chat_tools; -1: what the template shows */
+    int reasoning;     /* enum chat_reasoning, the same */
 };
 
 /* -EINVAL with a text that names the word of per_model that is wrong. */

@@ -4,6 +4,7 @@
 #define EMBER_DAEMON_GATEWAY_REQUEST_H
 
 #include "daemon/gateway/gateway.h"
+#include "daemon/gateway/message.h"
 
 /*
  * X(state, what the job waits for)
@@ -30,7 +31,8 @@ struct choice {
     uint32_t n_generated; /* tokens */
     struct detok *detok;
     struct stop stop;
-    struct buffer text;          /* that may go out and has not (streams), or all of it */
+    struct message *message; /* chats: what takes reasoning and calls out of the text, or NULL */
+    struct buffer text;      /* that may go out and has not (streams), or all of it */
     struct buffer before, after; /* of a plain chunk, around the text */
     struct buffer ids;           /* uint32_t, when asked for, as text */
     /* Log-probabilities not sent yet. For chats `lp` holds the entries; completions have four
@@ -38,7 +40,8 @@ struct choice {
     struct buffer lp, lp_tokens, lp_top, lp_offsets;
     size_t offset; /* characters of the text so far, for text_offset */
     bool begun;    /* its first chunk has been sent */
-    bool stopped;  /* by a stop string */
+    bool role_sent;
+    bool stopped; /* by a stop string */
     bool ended, prompt_ids_sent;
     const char *reason;      /* finish_reason */
     const char *stop_string; /* stop_reason */

@@ -204,6 +204,7 @@ static void role_chunk(struct gw_job *job, struct choice *c)
               "\"logprobs\":null,\"finish_reason\":null}]",
               c->index);
     close_chunk(job);
+    c->role_sent = true;
 }
 
 /* {"id":..., ... "choices":[{"index":0, */
@@ -225,11 +226,31 @@ static void make_ends(struct gw_job *job, struct choice *c)
     js_raw(&c->after, job->api.include_usage ? ",\"usage\":null}\n\n" : "}\n\n");
 }
 
+/* What is new of a chat's choice. */
+static void delta(struct choice *c, struct buffer *out)
+{
+    size_t at;
+
+    js_raw(out, "\"delta\":{");
+    at = out->len;
+    if (c->text.len) {
+        js_raw(out, ",\"content\":");
+        string_buffer(out, &c->text);
+    }
+    if (c->message)
+        message_write(c->message, out);
+    if (out->len > at) { /* the first member has no comma */
+        memmove(out->data + at, out->data + at + 1, out->len - at - 1);
+        out->len--;
+    }
+    js_raw(out, "}");
+}
+
 /* By far the most: a chunk in mid-stream with nothing but text. */
 static bool is_plain(const struct gw_job *job, const struct choice *c, bool last)
 {
     return !last && c->begun && job->api.logprobs < 0 && !job->api.return_ids &&
-           !job->api.continuous_usage;
+           !job->api.continuous_usage && !(c->message && message_pending(c->message));
 }
 
 static bool plain_chunk(struct gw_job *job, struct choice *c)
@@ -248,20 +269,19 @@ bool respond_chunk(struct gw_job *job, struct choice *c, bool last)
     struct buffer *out = &job->out;
     bool chat = job->kind == API_CHAT;
 
-    if (chat && !c->begun)
+    if (chat && !c->role_sent)
         role_chunk(job, c);
     echo(job, c);
-    if (!c->text.len && !last)
-        return true;
+    if (!c->text.len && !last && !(c->message && message_pending(c->message)))
+        return out->len ? send_out(job) : true;
     if (is_plain(job, c, last))
         return plain_chunk(job, c);
     open_chunk(job, c, out);
-    if (chat && !c->text.len) {
-        js_raw(out, "\"delta\":{}");
+    if (chat) {
+        delta(c, out);
     } else {
-        js_raw(out, chat ? "\"delta\":{\"content\":" : "\"text\":");
+        js_raw(out, "\"text\":");
         string_buffer(out, &c->text);
-        js_raw(out, chat ? "}" : "");
     }
     logprobs(job, c, out);
     reasons(c, last, out);
@@ -309,8 +329,14 @@ static void whole_choice(const struct gw_job *job, struct choice *c, struct buff
     echo(job, c);
     js_printf(out, "{\"index\":%u,", c->index);
     js_raw(out, chat ? "\"message\":{\"role\":\"assistant\",\"content\":" : "\"text\":");
-    string_buffer(out, &c->text);
-    js_raw(out, chat ? ",\"refusal\":null}" : "");
+    if (c->message && !c->text.len && message_pending(c->message))
+        js_raw(out, "null");
+    else
+        string_buffer(out, &c->text);
+    js_raw(out, chat ? ",\"refusal\":null" : "");
+    if (c->message)
+        message_write(c->message, out);
+    js_raw(out, chat ? "}" : "");
     logprobs(job, c, out);
     reasons(c, true, out);
     token_ids(job, c, out);

@@ -96,6 +96,20 @@ static void read_defaults(struct text *text, const char *dir)
     json_decref(root);
 }
 
+/* Calls and thoughts: of the template that is used with tools. */
+static void read_form(struct text *text)
+{
+    size_t len;
+    const char *source = text->chat ? chat_template_text(text->chat, NULL, true, &len) : NULL;
+
+    if (!source)
+        return;
+    text->form = chat_detect(source, len);
+    text->null_content = memmem(source, len, "['content'] is none", 19) ||
+                         memmem(source, len, "[\"content\"] is none", 19) ||
+                         memmem(source, len, ".content is none", 16);
+}
+
 int text_load(const char *dir, struct cache *cache, struct text **ret, struct error *err)
 {
     struct text *text = x_alloc(sizeof *text);
@@ -110,6 +124,7 @@ int text_load(const char *dir, struct cache *cache, struct text **ret, struct er
     read_description(text, dir);
     read_defaults(text, dir);
     template_from_checkpoint(dir, &text->chat, &text->chat_error);
+    read_form(text);
     *ret = text;
     return 0;
 }
@@ -160,29 +175,68 @@ static int join_parts(json_t *message, struct error *err)
     return r;
 }
 
-/* Arguments of tool calls travel as JSON text; templates walk them as objects. */
-static void open_arguments(json_t *message)
+/* Arguments of tool calls travel as JSON text; templates walk them as objects. True: there were. */
+static bool open_arguments(json_t *message)
 {
     json_t *call;
     size_t i;
+    bool any = false;
 
     json_array_foreach(json_object_get(message, "tool_calls"), i, call)
     {
         json_t *function = json_object_get(call, "function");
         const char *text = json_string_value(json_object_get(function, "arguments"));
-        json_t *arguments = text ? json_loads(text, 0, NULL) : NULL;
+        json_t *arguments = text ? json_loads(*text ? text : "{}", 0, NULL) : NULL;
+        any |= arguments != NULL;
         if (arguments)
             json_object_set_new(function, "arguments", arguments);
     }
+    return any;
+}
+
+/* A member under the name that the template may look for as well. */
+static void also_called(json_t *message, const char *name, const char *other)
+{
+    json_t *v = json_object_get(message, name);
+
+    if (json_is_string(v) && !json_object_get(message, other))
+        json_object_set(message, other, v);
+}
+
+/* An assistant's turn that comes back: calls, thoughts, and content that there was none of. */
+static void assistant_turn(const struct text *text, json_t *message)
+{
+    const char *role = json_string_value(json_object_get(message, "role"));
+    json_t *calls = json_object_get(message, "tool_calls"),
+           *content = json_object_get(message, "content");
+    bool empty = !content || json_is_null(content) ||
+                 (json_is_string(content) && !json_string_length(content));
+
+    if (!role || strcmp(role, "assistant"))
+        return;
+    also_called(message, "reasoning", "reasoning_content");
+    also_called(message, "reasoning_content", "reasoning");
+    if (calls && !json_array_size(calls)) {
+        json_object_del(message, "tool_calls");
+        calls = NULL;
+    }
+    if (empty)
+        json_object_set_new(message, "content",
+                            calls && text->null_content ? json_null() : json_string(""));
+    if (empty && calls && text->form.tools == CHAT_TOOLS_HARMONY)
+        also_called(message, "reasoning_content", "thinking");
 }
 
 /* The template's variables: the request's fields and chat_template_kwargs. */
-static json_t *template_context(const struct api_request *request)
+static json_t *template_context(const struct api_request *request, json_t *messages)
 {
-    static const char *const fields[] = {"messages", "tools", "documents"};
+    static const char *const fields[] = {"documents", "reasoning_effort"};
     json_t *context = json_object(), *v;
     const char *key;
 
+    json_object_set(context, "messages", messages);
+    if (request->tools && request->tool_choice != API_TOOLS_NONE)
+        json_object_set(context, "tools", request->tools);
     for (size_t i = 0; i < ARRAY_LEN(fields); i++) {
         v = json_object_get(request->json, fields[i]);
         if (v && !json_is_null(v))
@@ -215,12 +269,23 @@ static int cut_behind_last(const struct api_request *request, struct buffer *out
     return 0;
 }
 
+static int render_messages(const struct text *text, const struct api_request *request,
+                           json_t *messages, struct buffer *out, struct error *err)
+{
+    json_t *context = template_context(request, messages);
+    int r = chat_template_render(text->chat, request->template_name, context, NULL, out, NULL, err);
+
+    json_decref(context);
+    return r;
+}
+
 static int render(const struct text *text, struct api_request *request, struct buffer *out,
                   struct api_error *fail)
 {
     struct error err = {0};
-    json_t *message;
+    json_t *message, *as_text;
     size_t i;
+    bool opened = false;
     int r = 0;
 
     if (!text->chat) {
@@ -231,15 +296,18 @@ static int render(const struct text *text, struct api_request *request, struct b
     {
         if (r == 0)
             r = join_parts(message, &err);
-        open_arguments(message);
+        assistant_turn(text, message);
     }
-    json_t *context = r == 0 ? template_context(request) : NULL;
+    as_text = r == 0 ? json_deep_copy(request->messages) : NULL;
+    json_array_foreach(request->messages, i, message) opened |= open_arguments(message);
     if (r == 0)
-        r = chat_template_render(text->chat, request->template_name, context, NULL, out, NULL,
-                                 &err);
+        r = render_messages(text, request, request->messages, out, &err);
+    /* Some templates put arguments into their text as they are: they fail on objects. */
+    if (r < 0 && opened && as_text && render_messages(text, request, as_text, out, NULL) == 0)
+        r = 0;
+    json_decref(as_text);
     if (r == 0 && request->continue_final)
         r = cut_behind_last(request, out, &err);
-    json_decref(context);
     return r < 0 ? fail_with(fail, "messages", &err) : 0;
 }
 

@@ -8,6 +8,7 @@
 
 #include "cache/cache.h"
 #include "daemon/gateway/openai.h"
+#include "model/chat/chat.h"
 #include "model/tokenizer/tokenizer.h"
 
 #define TEXT_EOS_MAX 16
@@ -16,6 +17,8 @@ struct text {
     struct tokenizer *tokenizer;
     struct chat_template *chat; /* NULL: chat_error says why */
     struct error chat_error;
+    struct chat_form form; /* how it writes calls and thoughts, as its template shows it */
+    bool null_content;     /* its template tells messages with calls by content that is none */
     uint32_t eos[TEXT_EOS_MAX], n_eos;
     uint32_t max_positions, vocab_size;
     uint32_t rope_exact_len; /* as in model/model.h */

@@ -11,8 +11,9 @@
 #define CONFIG_MAX ((size_t)64 << 20)
 
 struct named {
-    char *name;
+    char *name, *text;
     struct template *t;
+    size_t len;
 };
 
 struct chat_template {
@@ -32,6 +33,7 @@ void chat_template_free(struct chat_template *c)
         return;
     for (size_t i = 0; i < c->n; i++) {
         free(c->v[i].name);
+        free(c->v[i].text);
         template_free(c->v[i].t);
     }
     free(c->v);
@@ -47,7 +49,7 @@ static int add(struct chat_template *c, const char *path, const char *name, cons
     if (r < 0)
         return error_prefix(err, "%s: chat template %s", path, name);
     c->v = x_realloc(c->v, (c->n + 1) * sizeof *c->v);
-    c->v[c->n++] = (struct named){x_strdup(name), t};
+    c->v[c->n++] = (struct named){x_strdup(name), x_strndup(text, len), t, len};
     return 0;
 }
 
@@ -158,25 +160,41 @@ int template_from_checkpoint(const char *dir, struct chat_template **ret, struct
     return 0;
 }
 
-static const struct template *named(const struct chat_template *c, const char *name)
+static const struct named *named(const struct chat_template *c, const char *name)
 {
     for (size_t i = 0; i < c->n; i++)
         if (!strcmp(c->v[i].name, name))
-            return c->v[i].t;
+            return &c->v[i];
     return NULL;
 }
 
-const struct template *chat_template_pick(const struct chat_template *c, const char *name,
-                                          bool has_tools)
+static const struct named *pick(const struct chat_template *c, const char *name, bool has_tools)
 {
-    const struct template *t = NULL;
+    const struct named *t = NULL;
     if (name)
         return named(c, name);
     if (has_tools)
         t = named(c, "tool_use");
     if (!t)
         t = named(c, "default");
-    return t || c->n != 1 ? t : c->v[0].t;
+    return t || c->n != 1 ? t : &c->v[0];
+}
+
+const struct template *chat_template_pick(const struct chat_template *c, const char *name,
+                                          bool has_tools)
+{
+    const struct named *t = pick(c, name, has_tools);
+    return t ? t->t : NULL;
+}
+
+const char *chat_template_text(const struct chat_template *c, const char *name, bool has_tools,
+                               size_t *ret_len)
+{
+    const struct named *t = pick(c, name, has_tools);
+    if (!t)
+        return NULL;
+    *ret_len = t->len;
+    return t->text;
 }
 
 const json_t *chat_template_tokens(const struct chat_template *c)

@@ -89,6 +89,10 @@ DEFINE_CLEANUP(struct chat_template *, chat_template_free)
 const struct template *chat_template_pick(const struct chat_template *c, const char *name,
                                           bool has_tools);
 
+/* Its source, for what can be told from it: NULL when there is no such template. */
+const char *chat_template_text(const struct chat_template *c, const char *name, bool has_tools,
+                               size_t *ret_len);
+
 /* An object of the special tokens, for the context. Owned by `c`. */
 const json_t *chat_template_tokens(const struct chat_template *c);
 
