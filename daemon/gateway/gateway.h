@@ -91,6 +91,7 @@ struct gw {
     struct gw_models models;
     struct gw_jobs jobs;
     struct event *pump, *tick, *second, *link; /* link: to emberd, when it has started us */
+    uint64_t tick_ns;                          /* when `tick` runs out */
     unsigned n_jobs, n_running;                /* running: handed to the scheduler */
     uint64_t started_ns, drain_until;
     bool draining;

@@ -21,7 +21,9 @@ struct coming {
 
 struct guard {
     struct coming *coming;
-    size_t n;
+    size_t n, n_coming;
+    void (*begun)(void *arg);
+    void *arg;
 };
 
 /* The callbacks' argument besides the guard. Of a process there is one guard. */
@@ -52,16 +54,21 @@ static void on_input(struct evbuffer *in, const struct evbuffer_cb_info *info, v
     uint64_t cookie = cookie_of(fd);
     if (c->since_ns && c->cookie == cookie)
         return;
+    g->n_coming += !c->since_ns;
     *c = (struct coming){cookie, clock_ns()};
+    if (g->n_coming == 1)
+        g->begun(g->arg);
 }
 
 void guard_arrived(struct guard *guard, int fd)
 {
-    if (fd >= 0 && (size_t)fd < guard->n)
-        guard->coming[fd].since_ns = 0;
+    if (fd < 0 || (size_t)fd >= guard->n)
+        return;
+    guard->n_coming -= guard->coming[fd].since_ns != 0;
+    guard->coming[fd].since_ns = 0;
 }
 
-unsigned guard_sweep(struct guard *guard, uint64_t now, uint64_t limit_ns)
+unsigned guard_sweep(struct guard *guard, uint64_t now, uint64_t limit_ns, size_t *ret_coming)
 {
     unsigned ended = 0;
 
@@ -70,11 +77,13 @@ unsigned guard_sweep(struct guard *guard, uint64_t now, uint64_t limit_ns)
         if (!c->since_ns || now - c->since_ns < limit_ns)
             continue;
         c->since_ns = 0;
+        guard->n_coming--;
         if (cookie_of((int)fd) != c->cookie) /* it has ended by itself */
             continue;
         shutdown((int)fd, SHUT_RDWR);
         ended++;
     }
+    *ret_coming = guard->n_coming;
     return ended;
 }
 
@@ -144,9 +153,11 @@ static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info,
 
 /* ---- connections ---- */
 
-struct guard *guard_new(void)
+struct guard *guard_new(void (*begun)(void *arg), void *arg)
 {
     the_guard = x_alloc(sizeof *the_guard);
+    the_guard->begun = begun;
+    the_guard->arg = arg;
     return the_guard;
 }
 

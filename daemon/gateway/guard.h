@@ -17,13 +17,16 @@
 
 struct guard;
 
-struct guard *guard_new(void);
+/* `begun` is called when requests begin to come where none was coming: guard_sweep is to be called
+ * from time to time until it says that none is. */
+struct guard *guard_new(void (*begun)(void *arg), void *arg);
 void guard_free(struct guard *guard);
 /* A new connection's bufferevent, before it has a socket. */
 void guard_watch(struct guard *guard, struct bufferevent *bev);
 /* A whole request has come from this descriptor. */
 void guard_arrived(struct guard *guard, int fd);
-/* Ends connections whose request has been coming for longer than limit; returns how many. */
-unsigned guard_sweep(struct guard *guard, uint64_t now, uint64_t limit_ns);
+/* Ends connections whose request has been coming for longer than limit; returns how many.
+ * *ret_coming: requests that may still be coming. */
+unsigned guard_sweep(struct guard *guard, uint64_t now, uint64_t limit_ns, size_t *ret_coming);
 
 #endif

@@ -66,6 +66,7 @@ struct http_request {
     bool chunked;         /* HTTP/1.1 */
     struct evbuffer *out; /* of its connection, and the socket: set when the stream begins */
     int fd;
+    bool behind; /* `out` may hold something */
 };
 
 /* ---- a request's life ---- */
@@ -290,13 +291,26 @@ static struct bufferevent *on_connection(struct event_base *base, void *arg)
     return bev;
 }
 
+/* While requests are coming: nothing wakes up an idle gateway, or one that only streams. */
+static void sweep_soon(void *arg)
+{
+    static const struct timeval often = {0, SWEEP_US};
+    struct http_server *server = arg;
+
+    if (!event_pending(server->sweep, EV_TIMEOUT, NULL))
+        event_add(server->sweep, &often);
+}
+
 static void on_sweep(int fd, short what, void *arg)
 {
     struct http_server *server = arg;
-    unsigned n = guard_sweep(server->guard, clock_ns(), server->options->request_timeout);
+    size_t coming;
+    unsigned n = guard_sweep(server->guard, clock_ns(), server->options->request_timeout, &coming);
 
     if (n)
         log_info("slow clients dropped", "count=%u", n);
+    if (coming)
+        sweep_soon(server);
 }
 
 static int listen_on(struct http_server *server, int fd, struct error *err)
@@ -317,7 +331,6 @@ static void set_up(struct http_server *server)
 {
     const struct gateway_options *o = server->options;
     struct timeval limit = {(time_t)(o->client_timeout / 1000000000u), 0};
-    static const struct timeval often = {0, SWEEP_US};
 
     evhttp_set_allowed_methods(server->http, METHODS);
     evhttp_set_max_body_size(server->http, (ssize_t)o->max_body);
@@ -327,7 +340,6 @@ static void set_up(struct http_server *server)
     evhttp_set_timeout_tv(server->http, &limit);
     evhttp_set_gencb(server->http, on_request, server);
     evhttp_set_bevcb(server->http, on_connection, server);
-    event_add(server->sweep, &often);
 }
 
 int http_server_new(struct event_base *base, const struct gateway_options *options, int listen_fd,
@@ -340,10 +352,10 @@ int http_server_new(struct event_base *base, const struct gateway_options *optio
                                    .base = base,
                                    .handler = handler,
                                    .ctx = ctx,
-                                   .guard = guard_new(),
+                                   .guard = guard_new(sweep_soon, server),
                                    .http = evhttp_new(base)};
     TAILQ_INIT(&server->unsent);
-    server->sweep = event_new(base, -1, EV_PERSIST, on_sweep, server);
+    server->sweep = event_new(base, -1, 0, on_sweep, server);
     if (!server->http || !server->sweep)
         r = error_set(err, ENOMEM, "no memory for the HTTP server");
     if (r == 0)
@@ -549,6 +561,7 @@ void http_stream_begin(struct http_request *request)
 
     request->out = bufferevent_get_output(bev);
     request->fd = bufferevent_getfd(bev);
+    request->behind = true; /* the header */
     http_header(request, "Content-Type", "text/event-stream; charset=utf-8");
     http_header(request, "Cache-Control", "no-cache");
     http_header(request, "X-Accel-Buffering", "no");
@@ -577,6 +590,15 @@ static const char *take_chunk(struct http_request *request, size_t *ret_len)
     return start;
 }
 
+/* Bytes that wait for the reader. */
+static size_t backlog(struct http_request *request)
+{
+    size_t n = request->behind ? evbuffer_get_length(request->out) : 0;
+
+    request->behind = n;
+    return n;
+}
+
 /* Past evhttp, whose way is two changes of epoll and a turn of the loop for each piece; what the
  * socket does not take at once waits in its buffer, behind which nothing may be sent directly. */
 static void flush_one(struct http_request *request)
@@ -584,13 +606,15 @@ static void flush_one(struct http_request *request)
     size_t len;
     const char *chunk = take_chunk(request, &len);
 
-    if (!request->server->tls && !evbuffer_get_length(request->out)) {
+    if (!request->server->tls && !backlog(request)) {
         ssize_t n = send(request->fd, chunk, len, MSG_DONTWAIT | MSG_NOSIGNAL);
         chunk += MAX(n, 0);
         len -= (size_t)MAX(n, 0);
     }
-    if (len)
-        evbuffer_add(request->out, chunk, len);
+    if (!len)
+        return;
+    evbuffer_add(request->out, chunk, len);
+    request->behind = true;
 }
 
 void http_flush(struct http_server *server)
@@ -607,6 +631,7 @@ bool http_stream_send(struct http_request *request, const void *data, size_t len
         struct evbuffer *piece = evhttp_request_get_output_buffer(request->ev);
         evbuffer_add(piece, data, len);
         evhttp_send_reply_chunk(request->ev, piece);
+        request->behind = true;
     } else if (len) {
         if (buffer_reserve(pending, CHUNK_ROOM + len + 2) < 0)
             return false;
@@ -616,8 +641,7 @@ bool http_stream_send(struct http_request *request, const void *data, size_t len
         }
         buffer_append(pending, data, len);
     }
-    return evbuffer_get_length(request->out) + pending->len <=
-           request->server->options->reader_backlog;
+    return backlog(request) + pending->len <= request->server->options->reader_backlog;
 }
 
 void http_stream_end(struct http_request *request)

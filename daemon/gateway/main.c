@@ -42,6 +42,18 @@ static void finish_draining(struct gw *gw)
         event_base_loopbreak(gw->base);
 }
 
+/* The pump runs by then. A timer that runs out sooner is left alone: each step moves `next`. */
+static void set_tick(struct gw *gw, uint64_t next)
+{
+    uint64_t now = clock_ns();
+
+    if (next == UINT64_MAX || (gw->tick_ns > now && gw->tick_ns <= next))
+        return;
+    struct timeval tv = timeval_of(next > now ? next - now + 1000 : 1000);
+    gw->tick_ns = MAX(next, now + 1000);
+    event_add(gw->tick, &tv);
+}
+
 static void on_pump(int fd, short what, void *arg)
 {
     struct gw *gw = arg;
@@ -53,11 +65,7 @@ static void on_pump(int fd, short what, void *arg)
     fleet_run(gw);
     http_flush(gw->http); /* behind the next step: the instance must not wait for us */
     next = MIN(next, scale_next);
-    if (next != UINT64_MAX) {
-        now = clock_ns();
-        struct timeval tv = timeval_of(next > now ? next - now + 1000 : 1000);
-        event_add(gw->tick, &tv);
-    }
+    set_tick(gw, next);
     finish_draining(gw);
 }
 

@@ -349,6 +349,43 @@ class Api(Case):
         self.assertGreaterEqual(self.g.metric("vllm:generation_tokens_total"), 4)
         self.assertEqual(self.g.metric("ember_spawn_seconds_count"), 1)
 
+    def test_a_stream_over_http_1_0(self):
+        """No chunks there: the end of the connection is the end of the stream."""
+        body = json.dumps({"prompt": STORY, "max_tokens": 8, "temperature": 0, "stream": True})
+        with socket.create_connection(("127.0.0.1", self.g.port)) as s:
+            s.sendall(f"POST /v1/completions HTTP/1.0\r\nContent-Length: {len(body)}\r\n\r\n{body}"
+                      .encode())
+            s.settimeout(20)
+            data = b""
+            while more := s.recv(65536):
+                data += more
+        head, _, events = data.decode().partition("\r\n\r\n")
+        self.assertNotIn("chunked", head)
+        events = events.strip().split("\n\n")
+        self.assertEqual(events[-1], "data: [DONE]")
+        text = "".join(json.loads(e[6:])["choices"][0]["text"] for e in events[:-1])
+        self.assertEqual(text, self.g.complete(STORY, max_tokens=8)["choices"][0]["text"])
+
+    def test_what_a_step_brings_is_one_piece(self):
+        """Choices of one request whose tokens come together leave in one chunk."""
+        body = json.dumps({"prompt": STORY, "max_tokens": 20, "n": 8, "temperature": 0,
+                           "ignore_eos": True, "stream": True})
+        c = self.g.connect()
+        c.request("POST", "/v1/completions", body)
+        with socket.fromfd(c.sock.fileno(), socket.AF_INET, socket.SOCK_STREAM) as s:
+            data = b""
+            while not data.endswith(b"\r\n0\r\n\r\n"):
+                data += s.recv(65536)
+        c.close()
+        chunks, at = [], data.index(b"\r\n\r\n") + 4
+        while size := int(data[at:data.index(b"\r\n", at)], 16):
+            start = data.index(b"\r\n", at) + 2
+            chunks.append(data[start:start + size])
+            at = start + size + 2
+        events = b"".join(chunks).count(b"data: {")
+        self.assertGreater(events, 8 * 20)
+        self.assertLess(len(chunks), events / 2)
+
     def test_abort_in_mid_stream(self):
         self.g.complete("x", max_tokens=1)
         before = self.g.metric("vllm:request_success_total", 'finished_reason="abort"')
