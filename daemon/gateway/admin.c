@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Routes that generate nothing. */
+#include <event2/http.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
-#include "base/clock.h"
 #include "daemon/gateway/conn.h"
 #include "daemon/gateway/json.h"
 
@@ -51,8 +50,7 @@ static void model_object(const struct gw_model *model, struct buffer *out)
     js_raw(out, "{\"id\":");
     js_cstring(out, model->name);
     js_printf(out, ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"emberd\",\"root\":",
-              (long long)time(NULL) -
-                  (long long)((clock_ns() - model->gw->started_ns) / 1000000000u));
+              (long long)model->gw->started);
     js_cstring(out, model->name);
     js_raw(out, ",\"parent\":null,\"max_model_len\":");
     if (model->text && model->text->max_positions)
@@ -83,7 +81,9 @@ static void models(struct gw *gw, struct http_request *http, struct buffer *out)
 
 static void one_model(struct gw *gw, struct http_request *http, struct buffer *out)
 {
-    const struct gw_model *model = fleet_find(gw, http_path(http) + strlen("/v1/models/"));
+    /* Clients encode the slash of a name, or do not. */
+    _cleanup_free_ char *name = evhttp_uridecode(http_path(http) + strlen("/v1/models/"), 0, NULL);
+    const struct gw_model *model = name ? fleet_find(gw, name) : NULL;
 
     if (!model) {
         http_fail(http, 404, NULL, "model_not_found", "model", 0, "The model does not exist.");

@@ -18,6 +18,7 @@
 
 #include <event2/event.h>
 #include <sys/queue.h>
+#include <time.h>
 
 #include "daemon/gateway/http.h"
 #include "daemon/gateway/metrics.h"
@@ -93,7 +94,8 @@ struct gw {
     struct event *pump, *tick, *second, *link; /* link: to emberd, when it has started us */
     uint64_t tick_ns;                          /* when `tick` runs out */
     unsigned n_jobs, n_running;                /* running: handed to the scheduler */
-    uint64_t started_ns, drain_until;
+    time_t started;                            /* on the calendar */
+    uint64_t drain_until;
     bool draining;
 };
 

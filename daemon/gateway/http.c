@@ -229,6 +229,7 @@ static void on_request(struct evhttp_request *ev, void *arg)
     http_header(request, "X-Request-Id", request->id);
     add_cors(request);
     if (evhttp_request_get_command(ev) == EVHTTP_REQ_OPTIONS) {
+        http_header(request, "Allow", "GET, HEAD, POST, OPTIONS");
         http_reply(request, 204, NULL, NULL, 0);
         return;
     }

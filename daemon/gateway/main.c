@@ -338,7 +338,7 @@ static int run(struct gw *gw, int listen_fd)
 
 int main(int argc, char **argv)
 {
-    struct gw gw = {.started_ns = clock_ns()};
+    struct gw gw = {.started = time(NULL)};
     struct error err = {0};
     int listen_fd = -1, action = 0;
 

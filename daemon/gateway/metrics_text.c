@@ -148,7 +148,7 @@ static bool any(const struct histogram *h)
 
 #define EACH_SHOWN(p, model)                                                                       \
     TAILQ_FOREACH(model, &(p)->gw->models, link)                                                   \
-    if (model->state == GW_MODEL_READY)
+    if (model->listed || model->sched)
 
 /* X(name, type, help, value of `s`, the scheduler's figures, `m` and `model`) */
 #define MODEL_VALUES(X)                                                                            \
@@ -180,7 +180,9 @@ static void values(struct page *p)
     struct gw_model *model;
     uint64_t now = clock_ns();
 
-    EACH_SHOWN(p, model) sched_model_stats(model->sched, now, &model->stats);
+    EACH_SHOWN(p, model)
+    if (model->sched) /* none before the first request: zeros */
+        sched_model_stats(model->sched, now, &model->stats);
 #define X(name, type, help, expression)                                                            \
     head(p, name, type, help);                                                                     \
     EACH_SHOWN(p, model)                                                                           \
@@ -196,7 +198,7 @@ static void values(struct page *p)
 
 static double most_of(const struct gw_model *model, enum metrics_bounds bounds)
 {
-    bool length = bounds == BOUNDS_length && model->text->max_positions;
+    bool length = bounds == BOUNDS_length && model->text && model->text->max_positions;
     return length ? model->text->max_positions : 1e300;
 }
 

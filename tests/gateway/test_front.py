@@ -479,7 +479,8 @@ class Metrics(unittest.TestCase):
         stack = Stack()
         self.addCleanup(stack.stop)
         g = stack.gateway
-        self.page(g)
+        found = self.page(g)  # zeros before anybody has asked: a scaler needs something to look at
+        self.assertEqual(self.one(found, "vllm:num_requests_waiting", model_name="ember-tiny"), 0)
         g.complete(STORY, max_tokens=5)
         g.complete(STORY, max_tokens=5, n=2)
         self.assertEqual(g.request("POST", "/v1/completions", {"prompt": 1})[0], 400)
@@ -564,14 +565,15 @@ class Metrics(unittest.TestCase):
         stack = Stack(emberd=("--standby=0",))
         self.addCleanup(stack.stop)
         g = stack.gateway
-        for i in range(self.MODELS):
-            subprocess.run([CTL, "load", gateway.TINY, f"--name=m{i}"], check=True,
+        names = ["ember-tiny"] + [f"m{i}" for i in range(1, self.MODELS)]
+        for name in names[1:]:
+            subprocess.run([CTL, "load", gateway.TINY, f"--name={name}"], check=True,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                            env=dict(os.environ, EMBER_SOCKET=stack.emberd.socket))
-        for i in range(self.MODELS):
-            g.ask("/tokenize", model=f"m{i}", prompt="x")
-            if i < 2:
-                g.complete(STORY, model=f"m{i}", max_tokens=20)
+        for name in names:
+            g.ask("/tokenize", model=name, prompt="x")
+        for name in names[:2]:
+            g.complete(STORY, model=name, max_tokens=20)
         found = self.page(g)
         self.assertEqual(len(found["vllm:num_requests_running"][1]), self.MODELS)
 
