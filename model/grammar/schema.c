@@ -7,13 +7,12 @@
 
 #include "base/digest.h"
 
-/* X(keyword): what would change what is valid, and is not done */
-#define REFUSED(X)                                                                                 \
-    X(not )                                                                                        \
-    X(if)                                                                                          \
-    X(then) X(else) X(dependentRequired) X(dependentSchemas) X(dependencies) X(contains)           \
-        X(minContains) X(maxContains) X($dynamicRef) X($recursiveRef) X(disallow) X(extends)       \
-            X(divisibleBy)
+/* What would change what is valid, and is not done. */
+static const char *const refused[] = {
+    "not",           "if",          "then",        "else",     "dependentRequired",
+    "dependencies",  "contains",    "minContains", "disallow", "dependentSchemas",
+    "$recursiveRef", "$dynamicRef", "maxContains", "extends",  "divisibleBy",
+};
 
 /* ---- errors ---- */
 
@@ -146,11 +145,6 @@ static bool is_in(const char *const *list, size_t n, const char *word)
 /* Looks once at each schema object's keywords. */
 static void check_keywords(struct schema *x, const json_t *s)
 {
-    static const char *const refused[] = {
-#define X(name) #name,
-        REFUSED(X)
-#undef X
-    };
     const char *key;
     json_t *v;
 
