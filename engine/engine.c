@@ -30,6 +30,16 @@ const struct model_info *engine_model(const struct engine *engine)
     return model_info(engine->model);
 }
 
+bool engine_early(const struct engine *engine)
+{
+    return engine->early;
+}
+
+const struct error *engine_broken(const struct engine *engine)
+{
+    return engine->broken.code ? &engine->broken : NULL;
+}
+
 const char *engine_source_dir(const struct engine *engine)
 {
     return engine->source_dir;
@@ -97,12 +107,20 @@ static int open_device(struct engine *engine, struct error *err)
 
 static int attach_weights(struct engine *engine, struct error *err)
 {
-    struct ember_share share = {
-        .kind = EMBER_SHARE_FD, .fd = engine->options.weights, .bytes = engine->layout->bytes};
+    struct ember_share share = {.kind = engine->early ? EMBER_SHARE_FD_FILLING : EMBER_SHARE_FD,
+                                .fd = engine->options.weights,
+                                .bytes = engine->layout->bytes};
+    struct ember_memory **memory = &engine->memory[EMBER_ARENA_WEIGHTS];
     struct ember_backend_error e = {0};
 
-    int r = engine->backend->memory_import(engine->device, &share,
-                                           &engine->memory[EMBER_ARENA_WEIGHTS], &e);
+    int r = engine->backend->memory_import(engine->device, &share, memory, &e);
+    if (r == -ENOTSUP && engine->early) { /* then when they are whole */
+        r = filling_wait(engine->filling, UINT64_MAX, NULL, NULL, err);
+        if (r < 0)
+            return r;
+        share.kind = EMBER_SHARE_FD;
+        r = engine->backend->memory_import(engine->device, &share, memory, &e);
+    }
     engine->memory_bytes[EMBER_ARENA_WEIGHTS] = engine->layout->bytes;
     return r < 0 ? backend_fail(engine->backend, r, &e, err) : 0;
 }
@@ -194,7 +212,7 @@ static int first_bucket(struct engine *engine, struct error *err)
 
     int r = bucket_graph(engine, engine->device, bucket, err);
     if (r == 0)
-        r = finish(engine, bucket, true, err);
+        r = finish(engine, bucket, !engine->early, err);
     engine->start.graphs_ms = bucket->capture_ms + bucket->restore_ms;
     return r;
 }
@@ -235,6 +253,8 @@ int engine_open(const struct engine_options *options, struct engine **ret, struc
     if (r == 0)
         r = open_device(engine, err);
     if (r == 0)
+        r = preload_attach(engine, err);
+    if (r == 0)
         r = attach_weights(engine, err);
     if (r == 0)
         r = reserve(engine, err);
@@ -273,6 +293,7 @@ void engine_free(struct engine *engine)
         engine->backend->queue_free(engine->queue);
     if (engine->device)
         engine->backend->device_close(engine->device);
+    filling_free(engine->filling);
     weights_layout_free(engine->layout);
     model_free(engine->model);
     fd_close(engine->wake);
@@ -316,6 +337,11 @@ static void prefetch_weights(struct engine *engine)
             return;
 }
 
+static bool stopping(void *ctx)
+{
+    return atomic_load(&((struct engine *)ctx)->stop);
+}
+
 /* Owns every bucket in BUCKET_ABSENT, and a device handle of its own: lowering is not shared. */
 static void *background(void *arg)
 {
@@ -326,6 +352,10 @@ static void *background(void *arg)
     struct sched_param none = {0};
 
     sched_setscheduler(0, SCHED_IDLE, &none); /* this thread alone; it may delay nobody */
+    if (engine->early) {
+        filling_wait(engine->filling, UINT64_MAX, stopping, engine, NULL);
+        eventfd_write(engine->wake, 1); /* to be proved, or found broken */
+    }
     if (engine->backend->device_open(&options, &device, &e) < 0)
         device = NULL;
     for (int i = 0; i < BUCKET_TAPS && !atomic_load(&engine->stop); i++)
@@ -358,6 +388,8 @@ int engine_background_fd(const struct engine *engine)
 
 bool engine_settled(const struct engine *engine)
 {
+    if (engine->early)
+        return false;
     for (int i = 0; i < BUCKET_TAPS; i++) {
         int state = atomic_load(&engine->buckets[i].state);
         if (state == BUCKET_ABSENT || state == BUCKET_PREPARED)
@@ -374,6 +406,18 @@ int engine_adopt(struct engine *engine, bool (*waiting)(void *ctx), void *ctx, s
 
     eventfd_read(engine->wake,
                  &ignored); /* first: a bucket that comes later makes it readable again */
+    if (engine->broken.code) {
+        if (err)
+            *err = engine->broken;
+        return engine->broken.code;
+    }
+    if (engine->early) {
+        if (filling_state(engine->filling) == FILLING_GOES_ON)
+            return 0;
+        int proved = preload_finish(engine, err);
+        eventfd_write(engine->wake, 1); /* a bucket may have come meanwhile */
+        return proved < 0 ? proved : 1;
+    }
     for (int i = 0; i < BUCKET_TAPS; i++) {
         struct bucket *bucket = &engine->buckets[i];
         if (atomic_load(&bucket->state) == BUCKET_DROPPED && bucket->error.code) {

@@ -11,6 +11,12 @@
  *
  * Nothing here knows sequences beyond a step: KV pages are named by the caller. One thread calls.
  *
+ * Early: an engine can be opened while its weights are still being read. It is open when
+ * everything but the weights is there; the canary is outstanding. The first step runs layer by
+ * layer as they arrive, and its result is given out only when all weights are there and sealed and
+ * the canary has passed, so nothing unproved ever leaves the engine. When the load fails, or the
+ * proof, the engine is broken (engine_broken): every call fails and it can only be freed.
+ *
  * The canary: a fixed input of CANARY_TOKENS tokens runs through the segments embed, one layer of
  * each variant and the head's probe, on a KV page of its own. The digest of the final-normed row
  * and the probe's logits is the same for every bucket, since results do not depend on buckets; it
@@ -38,6 +44,12 @@ struct engine_options {
     struct cache *cache;   /* borrowed; NULL: nothing is cached */
     bool compile;          /* build specialised kernels that the cache lacks */
     int weights, manifest; /* borrowed descriptors: sealed memfds as engine/load.h makes them */
+    /*
+     * The weights are still being read: the descriptors are those of load_options.attachable, and
+     * `filling` is the third of them, borrowed. See "Early" above.
+     */
+    bool early;
+    int filling;
     enum ember_dtype kv;   /* what K and V are kept in: EMBER_F32 (0), _BF16, _F16 or _I8 */
     uint64_t kv_bytes;     /* KV memory; 0: engine_kv_default */
     uint32_t
@@ -107,6 +119,10 @@ DEFINE_CLEANUP(struct engine *, engine_free)
 
 const struct engine_start *engine_started(const struct engine *engine);
 const struct model_info *engine_model(const struct engine *engine);
+/* True while the weights of an early engine are not all there and proved. */
+bool engine_early(const struct engine *engine);
+/* Why no step can be run any more, or NULL. */
+const struct error *engine_broken(const struct engine *engine);
 /* The checkpoint's folder, where its tokenizer is. */
 const char *engine_source_dir(const struct engine *engine);
 struct engine_limits engine_limits(const struct engine *engine);
@@ -128,7 +144,8 @@ int engine_background(struct engine *engine, struct error *err);
 /* An eventfd that becomes readable when a bucket is ready to adopt, -1 without background. */
 int engine_background_fd(const struct engine *engine);
 /*
- * Adopts at most one bucket: instantiate (tens of microseconds) and canary. `waiting` (may be NULL)
+ * Proves an early engine whose weights have arrived, or
+ * adopts at most one bucket: instantiate (tens of microseconds) and canary. `waiting` (may be NULL)
  * is asked between the canary's segments whether somebody waits for the engine: then the bucket
  * stays for a later call. 1: there may be more, 0: nothing to do; a bucket that fails its proof is
  * dropped and reported as a negative errno, the engine serves on.

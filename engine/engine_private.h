@@ -8,6 +8,7 @@
 
 #include <ember/backend.h>
 
+#include "cache/filling.h"
 #include "engine/engine.h"
 #include "kernels/graph.h"
 
@@ -77,7 +78,10 @@ struct engine {
     void *waiting_ctx;
     struct digest canary;
     bool canary_known;
-    uint8_t *staging; /* host side of a step's inputs */
+    struct filling *filling; /* of an early engine; until the end */
+    atomic_bool early;       /* the weights are not all there, or not proved */
+    struct error broken;     /* code 0: it is not */
+    uint8_t *staging;        /* host side of a step's inputs */
     uint64_t staging_bytes;
     int32_t *sampled;
     float *logits, *hidden; /* grown when asked for */
@@ -103,6 +107,13 @@ void kernels_free(struct engine *engine);
 /* canary.c: runs it on a bucket; records the digest when none is known, else compares. */
 int canary_prove(struct engine *engine, struct bucket *bucket, struct error *err);
 #define CANARY_LATER 1 /* somebody waits (engine->waiting); nothing has been decided */
+
+/* preload.c: an early engine */
+int preload_attach(struct engine *engine, struct error *err);
+/* Runs a bucket's segments as their weights arrive. */
+int preload_run(struct engine *engine, struct bucket *bucket, struct error *err);
+/* Waits until all weights are there, and proves them: `early` no more, or broken. */
+int preload_finish(struct engine *engine, struct error *err);
 
 /* step.c */
 int step_run_inputs(struct engine *engine, struct bucket *bucket, const struct engine_step *step,

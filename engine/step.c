@@ -172,7 +172,8 @@ static int run(struct engine *engine, struct bucket *bucket, const struct engine
 
     int r = step_run_inputs(engine, bucket, step, ret_rows, err);
     if (r == 0)
-        r = graph_exec_run(bucket->exec, engine->queue, err);
+        r = engine->early ? preload_run(engine, bucket, err)
+                          : graph_exec_run(bucket->exec, engine->queue, err);
     bucket->profile_runs++;
     if (r == 0)
         r = read_back(engine, bucket, step, *ret_rows, err);
@@ -189,6 +190,11 @@ int engine_step(struct engine *engine, const struct engine_step *step, struct en
     uint64_t start = clock_ns(), tokens = 0;
     uint32_t rows = 0;
 
+    if (engine->broken.code) {
+        if (err)
+            *err = engine->broken;
+        return engine->broken.code;
+    }
     int r = check_step(engine, step, &tokens, &rows, err);
     if (r < 0)
         return r;
@@ -200,6 +206,8 @@ int engine_step(struct engine *engine, const struct engine_step *step, struct en
             (unsigned long long)tokens, step->n_seqs, limits.max_tokens, limits.max_seqs);
     }
     r = run(engine, bucket, step, &rows, err);
+    if (r == 0 && engine->early) /* the result is in buffers of our own */
+        r = preload_finish(engine, err);
     if (r < 0)
         return r;
     *ret = (struct engine_result){.n_rows = rows,

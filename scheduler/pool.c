@@ -38,7 +38,8 @@ bool pool_idle(const struct pool_model *model)
 /* After a failure one start at a time probes whether it has passed. */
 static bool may_start(const struct pool_model *model)
 {
-    return model->place == POOL_PARKED && !model->blocked && !(model->failures && model->starting);
+    return (model->place == POOL_PARKED || (model->place == POOL_LOADING && model->early)) &&
+           !model->blocked && !(model->failures && model->starting);
 }
 
 static int next_demand(const struct pool *pool)
@@ -61,7 +62,7 @@ static int next_refill(const struct pool *pool, uint64_t *wake_ns)
 
     for (size_t i = 0; i < pool->n; i++) {
         const struct pool_model *m = &pool->models[i];
-        if (!may_start(m) || pool_spare(m) >= m->target)
+        if (!may_start(m) || m->place != POOL_PARKED || pool_spare(m) >= m->target)
             continue;
         uint32_t bad = m->failures > m->early_deaths ? m->failures : m->early_deaths;
         uint64_t resume = bad ? m->failed_ns + pool_backoff_ns(bad) : 0;
@@ -84,7 +85,8 @@ int pool_next_start(const struct pool *pool, enum pool_purpose *ret_purpose, uin
     for (size_t i = 0; i < pool->n; i++) {
         starting += pool->models[i].starting;
         spare += pool_spare(&pool->models[i]);
-        awaited |= pool->models[i].place == POOL_PARKED && pool->models[i].waiting;
+        awaited |= (pool->models[i].place == POOL_PARKED || pool->models[i].early) &&
+                   pool->models[i].waiting;
     }
     *ret_wake_ns = UINT64_MAX;
     if (starting >= pool->max_burst)

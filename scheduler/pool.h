@@ -41,6 +41,7 @@ struct pool_model {
     uint32_t failures;      /* starts that failed since the last success */
     uint32_t early_deaths;  /* instances that died soon after READY, in a row */
     uint64_t failed_ns;     /* the last of either */
+    bool early;             /* LOADING: instances can be started for those who wait */
     bool blocked;           /* no start now: the caller has tried, memory is on its way */
 };
 

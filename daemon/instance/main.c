@@ -20,12 +20,13 @@
 #include "daemon/link.h"
 #include "ember/v1/internal.pb-c.h"
 
-enum { START_WEIGHTS, START_MANIFEST, START_LISTENER, START_FDS };
+enum { START_WEIGHTS, START_MANIFEST, START_LISTENER, START_FDS, START_FILLING = START_FDS };
+#define START_FDS_EARLY (START_FDS + 1)
 
 struct instance {
     Ember__V1__ToInstance *start_message;
     const Ember__V1__InstanceStart *start;
-    int fds[START_FDS];
+    int fds[START_FDS_EARLY];
     struct cache *cache;
     struct engine *engine;
     struct engine_start said; /* what emberd has heard of it */
@@ -55,7 +56,7 @@ static int fail(const struct error *err)
 
 static int receive_start(struct instance *instance, struct error *err)
 {
-    size_t n_fds = START_FDS;
+    size_t n_fds = START_FDS_EARLY;
     ProtobufCMessage *message;
 
     int r =
@@ -65,7 +66,7 @@ static int receive_start(struct instance *instance, struct error *err)
     instance->start_message = (Ember__V1__ToInstance *)message;
     instance->start = instance->start_message->start;
     if (instance->start_message->kind_case != EMBER__V1__TO_INSTANCE__KIND_START ||
-        n_fds != START_FDS)
+        n_fds != (instance->start->early ? START_FDS_EARLY : START_FDS))
         return error_set(err, EPROTO, "expected InstanceStart with %d descriptors", START_FDS);
     return 0;
 }
@@ -94,6 +95,8 @@ static int open_engine(struct instance *instance, struct error *err)
                                      .compile = start->compile,
                                      .weights = instance->fds[START_WEIGHTS],
                                      .manifest = instance->fds[START_MANIFEST],
+                                     .early = start->early,
+                                     .filling = instance->fds[START_FILLING],
                                      .kv_bytes = start->kv_bytes};
     return engine_open(&options, &instance->engine, err);
 }
@@ -158,6 +161,7 @@ static void say_ready(struct instance *instance)
     ready.graphs_captured = s->graphs_captured;
     ready.notice = (char *)s->notice;
     ready.cache = report_cache(instance, &report);
+    ready.early = engine_early(instance->engine);
     from.kind_case = EMBER__V1__FROM_INSTANCE__KIND_READY;
     from.ready = &ready;
     say(&from);
@@ -228,7 +232,7 @@ static void adopt(struct instance *instance)
     struct error err = {0};
     int r = engine_adopt(instance->engine, somebody_waits, instance, &err);
 
-    if (r < 0)
+    if (r < 0 && !engine_broken(instance->engine))
         log_warn("a graph was dropped", "instance=%s reason=\"%s\"", instance->start->id,
                  error_text(&err));
     if (!engine_settled(instance->engine))
@@ -298,15 +302,15 @@ static int serve(struct instance *instance)
     say_ready(instance);
     if (engine_background(instance->engine, &err) < 0)
         log_warn("only the first graph is available", "reason=\"%s\"", error_text(&err));
-    while (!instance->done)
+    while (!instance->done && !engine_broken(instance->engine))
         turn(instance);
     drivers_free(&instance->drivers);
-    return 0;
+    return engine_broken(instance->engine) ? fail(engine_broken(instance->engine)) : 0;
 }
 
 int main(int argc, char **argv)
 {
-    struct instance instance = {.fds = {-1, -1, -1}};
+    struct instance instance = {.fds = {-1, -1, -1, -1}};
     struct error err = {0};
     uint64_t entered = clock_ns();
 

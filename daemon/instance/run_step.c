@@ -385,6 +385,10 @@ void run_step(struct engine *engine, const Ember__V1__Step *step,
 
     result.id = step->id;
     int r = run(engine, step, &work, &result, &err);
+    if (r < 0 && engine_broken(engine)) { /* we end: the driver asks another instance, as ever */
+        work_free(&work);
+        return;
+    }
     if (r < 0) {
         previous.n = 0;
         result.n_sequences = result.n_prompts = 0;

@@ -55,6 +55,17 @@ static int admit(void *ctx, const struct model_info *info, uint64_t bytes, struc
     return admitted ? 0 : error_set(err, ECANCELED, "not admitted");
 }
 
+static void attachable(void *ctx, int weights, int manifest, int filling)
+{
+    const struct loader *loader = ctx;
+    Ember__V1__LoaderAttachable message = EMBER__V1__LOADER_ATTACHABLE__INIT;
+    Ember__V1__FromLoader from = EMBER__V1__FROM_LOADER__INIT;
+
+    from.kind_case = EMBER__V1__FROM_LOADER__KIND_ATTACHABLE;
+    from.attachable = &message;
+    say(loader, &from, (int[]){weights, manifest, filling}, 3);
+}
+
 static int progress(void *ctx, uint64_t done, uint64_t total)
 {
     struct loader *loader = ctx;
@@ -87,7 +98,10 @@ static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
 {
     struct load_options options = {.threads = start->threads,
                                    .quant = start->quant,
+                                   .rate = start->rate,
+                                   .packs = *start->packs_dir ? start->packs_dir : NULL,
                                    .admit = admit,
+                                   .attachable = start->early ? attachable : NULL,
                                    .progress = progress,
                                    .ctx = loader};
     struct loaded loaded = {.weights = -1, .manifest = -1};
@@ -103,6 +117,10 @@ static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
     Ember__V1__FromLoader from = EMBER__V1__FROM_LOADER__INIT;
     done.digest = digest_hex(&loaded.digest, hex);
     done.ms = loaded.ms;
+    done.from_pack = loaded.from_pack;
+    done.converted = loaded.converted;
+    done.key.data = loaded.key.bytes;
+    done.key.len = sizeof loaded.key.bytes;
     from.kind_case = EMBER__V1__FROM_LOADER__KIND_DONE;
     from.done = &done;
     int r = say(loader, &from, (int[]){loaded.weights, loaded.manifest}, 2);

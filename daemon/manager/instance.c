@@ -147,9 +147,9 @@ static void instance_exited(void *owner, const struct error *why)
                  (int)i->pid, why->text);
     }
     mgr_event(i, EMBER__V1__INSTANCE_EVENT__KIND__GONE, stopped ? i->holder : why->text);
-    if (starting && model->state == MODEL_PARKED)
+    if (starting && mgr_model_startable(model))
         start_failed(model, &text);
-    else if (!stopped)
+    else if (!stopped && !starting)
         note_lifetime(i);
     instance_free(i);
     mgr_model_check_left(model);
@@ -243,9 +243,9 @@ static void on_ready(struct mgr_instance *i, const Ember__V1__InstanceReady *rea
     model->error = (struct error){0};
     child_deadline(i->child, 0, NULL);
     mgr_instance_set_state(i, INSTANCE_WARM);
-    log_info("instance ready", "id=%s model=%s pid=%d ms=%.1f bytes=%llu", i->id, model->name,
-             (int)i->pid, (double)(i->ready_ns - i->started_ns) / 1e6,
-             (unsigned long long)i->bytes);
+    log_info("instance ready", "id=%s model=%s pid=%d ms=%.1f bytes=%llu%s", i->id, model->name,
+             (int)i->pid, (double)(i->ready_ns - i->started_ns) / 1e6, (unsigned long long)i->bytes,
+             ready->early ? " early=1" : "");
     if (*ready->notice && strcmp(model->mgr->notice, ready->notice)) {
         snprintf(model->mgr->notice, sizeof model->mgr->notice, "%s", ready->notice);
         log_info("notice", "text=\"%s\"", model->mgr->notice);
@@ -314,7 +314,10 @@ static int listen_at(const char *path, struct error *err)
 static int send_start(struct mgr_instance *i, int listener)
 {
     const struct emberd_options *o = &i->model->mgr->options;
-    int fds[] = {i->model->weights_fd, i->model->manifest_fd, listener};
+    const struct mgr_model *model = i->model;
+    bool early = model->state == MODEL_LOADING;
+    int fds[] = {early ? model->early_fds[0] : model->weights_fd,
+                 early ? model->early_fds[1] : model->manifest_fd, listener, model->early_fds[2]};
     Ember__V1__InstanceStart start = EMBER__V1__INSTANCE_START__INIT;
     Ember__V1__ToInstance message = EMBER__V1__TO_INSTANCE__INIT;
 
@@ -331,7 +334,8 @@ static int send_start(struct mgr_instance *i, int listener)
     start.cc = o->cc;
     message.kind_case = EMBER__V1__TO_INSTANCE__KIND_START;
     message.start = &start;
-    return child_send(i->child, &message.base, fds, ARRAY_LEN(fds));
+    start.early = early;
+    return child_send(i->child, &message.base, fds, early ? 4 : 3);
 }
 
 static void on_lease_end(int fd, short what, void *arg)

@@ -25,6 +25,7 @@
 #include <sys/queue.h>
 
 #include "base/error.h"
+#include "cache/filling.h"
 #include "daemon/address.h"
 #include "daemon/manager/child.h"
 #include "daemon/manager/options.h"
@@ -54,15 +55,15 @@
 /*
  * X(state, what the API calls it, states it may be entered from)
  * Invariants (checked at each transition): descriptors are held exactly in PARKED; a loader runs in
- * LOADING (and for a moment behind it); instances exist only in PARKED and LEAVING; nothing is
- * charged in COLD and FAILED.
+ * LOADING (and for a moment behind it); instances exist only in PARKED and LEAVING, and in LOADING
+ * once it can be attached to (`early`); nothing is charged in COLD and FAILED.
  */
 #define MGR_MODEL_STATES(X)                                                                        \
     X(MODEL_COLD, COLD, BIT(MODEL_LOADING) | BIT(MODEL_LEAVING))                                   \
     X(MODEL_LOADING, LOADING, BIT(MODEL_COLD) | BIT(MODEL_FAILED))                                 \
     X(MODEL_PARKED, PARKED, BIT(MODEL_LOADING) | BIT(MODEL_COLD))                                  \
-    X(MODEL_LEAVING, PARKED, BIT(MODEL_PARKED))                                                    \
-    X(MODEL_FAILED, FAILED, BIT(MODEL_LOADING))
+    X(MODEL_LEAVING, PARKED, BIT(MODEL_PARKED) | BIT(MODEL_LOADING))                               \
+    X(MODEL_FAILED, FAILED, BIT(MODEL_LOADING) | BIT(MODEL_LEAVING))
 
 /*
  * Invariants (checked at each transition): a lease exists exactly in HOT; READY has been received
@@ -123,6 +124,10 @@ struct mgr_model {
     uint64_t weights_bytes, parameters, kv_page_bytes;
     uint32_t vocab_size, max_positions;
     int weights_fd, manifest_fd;
+    /* Of a load that can be attached to: what its instances are given; NULL and -1 otherwise. */
+    struct filling *early;
+    int early_fds[3]; /* weights, manifest, the page of `early` */
+    bool from_pack;
 
     int64_t standby;                       /* asked for; -1: the configured number */
     uint64_t kv_asked;                     /* asked for; 0: the configured number */
@@ -131,11 +136,12 @@ struct mgr_model {
     uint32_t instances[INSTANCE_GONE + 1]; /* how many are in each state */
 
     struct child *loader;
-    bool configured; /* the default model or a preloaded one: never forgotten */
-    bool forgotten;  /* to be taken off the table when its loader has gone */
-    bool wanted;     /* a load is to be (or is being) done although nobody may be waiting */
-    bool load_late;  /* the load was given up by UnloadModel: COLD behind it, not FAILED */
-    uint64_t load_started_ns, bytes_done, load_ns;
+    bool configured;     /* the default model or a preloaded one: never forgotten */
+    bool forgotten;      /* to be taken off the table when its loader has gone */
+    bool wanted;         /* a load is to be (or is being) done although nobody may be waiting */
+    bool leaving_failed; /* LEAVING behind a load that failed: FAILED behind it, not COLD */
+    bool load_late;      /* the load was given up by UnloadModel: COLD behind it, not FAILED */
+    uint64_t load_started_ns, admitted_ns, bytes_done, load_ns;
     uint64_t used_ns;
 
     uint32_t early_deaths; /* instances that died within MGR_PROVEN_NS of READY, in a row */
@@ -274,6 +280,10 @@ int mgr_model_register(struct mgr *mgr, const char *name, const char *path, stru
 int mgr_model_name_of(const char *path, char name[MGR_NAME_MAX + 1], struct error *err);
 /* Checks a path from outside and strips trailing slashes. The caller frees *ret. */
 int mgr_model_path_check(const char *path, char **ret, struct error *err);
+/* Instances of it can be started: it is PARKED, or it can be attached to already. */
+bool mgr_model_startable(const struct mgr_model *model);
+/* The load can be attached to, and will be over soon enough for a step to wait for its end. */
+bool mgr_model_early(const struct mgr_model *model);
 bool mgr_model_wanted(const struct mgr_model *model);
 uint32_t mgr_model_target(const struct mgr_model *model);
 uint64_t mgr_model_kv_bytes(const struct mgr_model *model);

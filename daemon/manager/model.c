@@ -18,6 +18,8 @@
 #define KV_PAGES_LEAST 64
 #define OWN_BYTES_GUESS (16 * MIB) /* of an instance beside its KV, until one has been measured */
 #define MODELS_MOST 4096
+#define LOAD_RATE_GUESS 0.5e9 /* bytes a second of a load that has just begun */
+#define EARLY_SECONDS 20.0    /* drivers give a step a minute (stall_timeout of the gateway) */
 #define LOADER_EXIT_NS UINT64_C(5000000000)
 
 /* ---- the table ---- */
@@ -175,6 +177,8 @@ int mgr_model_register(struct mgr *mgr, const char *name, const char *path, stru
     model->path = x_strdup(path);
     model->quant = x_strdup("");
     model->weights_fd = model->manifest_fd = -1;
+    for (size_t i = 0; i < ARRAY_LEN(model->early_fds); i++)
+        model->early_fds[i] = -1;
     model->standby = -1;
     model->phase = "";
     TAILQ_INIT(&model->waiting);
@@ -205,7 +209,8 @@ static void check_invariants(const struct mgr_model *model)
     for (int i = 0; i < INSTANCE_GONE; i++)
         instances += model->instances[i];
     if ((model->weights_fd >= 0) != parked || (model->manifest_fd >= 0) != parked ||
-        (instances && !parked && model->state != MODEL_LEAVING) ||
+        (instances && !mgr_model_startable(model) && model->state != MODEL_LEAVING) ||
+        (model->early && model->state != MODEL_LOADING) ||
         (model->charged && (model->state == MODEL_COLD || model->state == MODEL_FAILED)) ||
         (model->loader == NULL && model->state == MODEL_LOADING)) {
         log_error("model in an impossible state", "model=%s state=%d instances=%u charged=%llu",
@@ -234,6 +239,22 @@ void mgr_model_set_state(struct mgr_model *model, enum model_state state)
 }
 
 /* ---- numbers ---- */
+
+bool mgr_model_startable(const struct mgr_model *model)
+{
+    return model->state == MODEL_PARKED || (model->state == MODEL_LOADING && model->early);
+}
+
+bool mgr_model_early(const struct mgr_model *model)
+{
+    double seconds = clock_ms_since(model->admitted_ns) / 1e3, rate = LOAD_RATE_GUESS;
+
+    if (!model->early || model->state != MODEL_LOADING)
+        return false;
+    if (seconds > 0.25 && model->bytes_done)
+        rate = (double)model->bytes_done / seconds;
+    return (double)(model->weights_bytes - model->bytes_done) / rate <= EARLY_SECONDS;
+}
 
 bool mgr_model_wanted(const struct mgr_model *model)
 {
@@ -272,24 +293,51 @@ uint64_t mgr_model_instance_bytes(const struct mgr_model *model)
 
 /* ---- loading ---- */
 
+/* Nothing is attached to the load any more from here on; those who are find out from its page. */
+static void end_early(struct mgr_model *model, bool failed)
+{
+    if (model->early && failed)
+        filling_fail(model->early);
+    filling_free(TAKE(model->early));
+    for (size_t i = 0; i < ARRAY_LEN(model->early_fds); i++)
+        model->early_fds[i] = fd_close(model->early_fds[i]);
+}
+
+static void stop_instances(struct mgr_model *model, const char *reason)
+{
+    struct mgr_instance *instance;
+
+    TAILQ_FOREACH(instance, &model->mgr->instances, link)
+    if (instance->model == model)
+        mgr_instance_stop(instance, reason);
+}
+
+/* To COLD or FAILED, at once or, when instances have attached early, when they have gone. */
+static void leave_loading(struct mgr_model *model, bool failed, const char *reason)
+{
+    end_early(model, true);
+    model->leaving_failed = failed;
+    mgr_model_set_state(model, MODEL_LEAVING);
+    stop_instances(model, reason);
+    mgr_model_check_left(model);
+}
+
 static void load_failed(struct mgr_model *model, const struct error *why)
 {
     struct error text = *why;
 
-    model->charged = 0;
     model->wanted = false;
     model->phase = "";
     if (model->load_late) {
         model->load_late = false;
-        mgr_model_set_state(model, MODEL_COLD);
-        mgr_watch_unloaded(model);
+        leave_loading(model, false, "the model is being unloaded");
         return;
     }
     error_prefix(&text, "model %s", model->name);
     log_warn("load failed", "model=%s path=%s error=\"%s\"", model->name, model->path, text.text);
     model->error = text;
     model->mgr->counters.load_failures++;
-    mgr_model_set_state(model, MODEL_FAILED);
+    leave_loading(model, true, why->text);
     mgr_spawn_fail(model, model->n_waiting, &text);
     mgr_watch_loaded(model, &text);
 }
@@ -337,6 +385,7 @@ void mgr_model_load_admit(struct mgr_model *model)
     Ember__V1__ToLoader message = EMBER__V1__TO_LOADER__INIT;
 
     model->charged = model->weights_bytes;
+    model->admitted_ns = clock_ns();
     model->phase = "reading";
     message.kind_case = EMBER__V1__TO_LOADER__KIND_ADMITTED;
     message.admitted = &admitted;
@@ -359,13 +408,34 @@ static void on_progress(struct mgr_model *model, uint64_t bytes_done)
     model->bytes_done = MIN(bytes_done, model->weights_bytes);
     arm_watchdog(model);
     mgr_watch_progress(model, false);
+    if (model->n_waiting) /* it may be near enough to its end now */
+        mgr_settle_soon(model->mgr);
+}
+
+/* The memory is there: instances that somebody waits for may come up while it is being filled. */
+static void on_attachable(struct mgr_model *model, int *fds)
+{
+    struct error err = {0};
+
+    if (filling_attach(fds[2], &model->early, &err) < 0) {
+        log_warn("instances wait for the whole load", "model=%s error=\"%s\"", model->name,
+                 err.text);
+        return;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(model->early_fds); i++)
+        model->early_fds[i] = TAKE_FD(fds[i]);
+    for (struct mgr_spawn *s = TAILQ_FIRST(&model->waiting); s; s = TAILQ_NEXT(s, link))
+        s->parked_ns = clock_ns();
+    mgr_settle_soon(model->mgr);
 }
 
 static void on_done(struct mgr_model *model, const Ember__V1__LoaderDone *done, int *fds)
 {
     struct mgr *mgr = model->mgr;
 
+    end_early(model, false);
     snprintf(model->digest, sizeof model->digest, "%s", done->digest);
+    model->from_pack = done->from_pack;
     model->weights_fd = TAKE_FD(fds[0]);
     model->manifest_fd = TAKE_FD(fds[1]);
     model->load_ns = clock_ns() - model->load_started_ns;
@@ -377,7 +447,7 @@ static void on_done(struct mgr_model *model, const Ember__V1__LoaderDone *done, 
     child_deadline(model->loader, LOADER_EXIT_NS, "exit of the loader");
     mgr->counters.loads++;
     for (struct mgr_spawn *s = TAILQ_FIRST(&model->waiting); s; s = TAILQ_NEXT(s, link))
-        s->parked_ns = clock_ns();
+        s->parked_ns = s->parked_ns ? s->parked_ns : clock_ns();
     mgr_model_set_state(model, MODEL_PARKED);
     log_info("model resident", "model=%s bytes=%llu ms=%.1f digest=%s", model->name,
              (unsigned long long)model->weights_bytes, (double)model->load_ns / 1e6, model->digest);
@@ -404,6 +474,9 @@ static void loader_message(void *owner, const uint8_t *data, size_t len, int *fd
     else if (m && m->kind_case == EMBER__V1__FROM_LOADER__KIND_PROGRESS &&
              phase_is(model, "reading"))
         on_progress(model, m->progress->bytes_done);
+    else if (m && m->kind_case == EMBER__V1__FROM_LOADER__KIND_ATTACHABLE &&
+             phase_is(model, "reading") && n_fds == 3 && !model->early)
+        on_attachable(model, fds);
     else if (m && m->kind_case == EMBER__V1__FROM_LOADER__KIND_DONE && phase_is(model, "reading") &&
              n_fds == 2)
         on_done(model, m->done, fds);
@@ -457,6 +530,8 @@ void mgr_model_load_start(struct mgr_model *model)
     start.path = model->path;
     start.quant = model->quant;
     start.threads = (uint32_t)model->mgr->options.threads;
+    start.rate = model->mgr->options.load_rate;
+    start.early = model->mgr->options.early_start != EMBERD_EARLY_NEVER;
     message.kind_case = EMBER__V1__TO_LOADER__KIND_START;
     message.start = &start;
     arm_watchdog(model);
@@ -484,17 +559,9 @@ void mgr_model_check_left(struct mgr_model *model)
         if (model->instances[i])
             return;
     model->charged = 0;
-    mgr_model_set_state(model, MODEL_COLD);
+    mgr_model_set_state(model, model->leaving_failed ? MODEL_FAILED : MODEL_COLD);
+    model->leaving_failed = false;
     mgr_watch_unloaded(model);
-}
-
-static void stop_instances(struct mgr_model *model, const char *reason)
-{
-    struct mgr_instance *instance;
-
-    TAILQ_FOREACH(instance, &model->mgr->instances, link)
-    if (instance->model == model)
-        mgr_instance_stop(instance, reason);
 }
 
 void mgr_model_unload(struct mgr_model *model, const struct error *why)
@@ -512,6 +579,7 @@ void mgr_model_unload(struct mgr_model *model, const struct error *why)
         mgr_fdstore_remove(model);
         model->weights_fd = fd_close(model->weights_fd);
         model->manifest_fd = fd_close(model->manifest_fd);
+        model->leaving_failed = false;
         mgr_model_set_state(model, MODEL_LEAVING);
         stop_instances(model, why->text);
         mgr_model_check_left(model);

@@ -45,6 +45,8 @@
       "largest number of warm instances of all models together") \
     X("pool", max_burst, INT, "8", "1..1024", RELOAD, \
       "instances whose processes are started at the same time") \
+    X("pool", early_start, ENUM, "auto", "auto|never", RELOAD, \
+      "whether an instance that somebody waits for is started while its weights are still being read") \
     X("pool", spawn_timeout, DURATION, "30s", "100ms..1h", RELOAD, \
       "how long an instance may take from its start to READY") \
     X("pool", lease_ttl, DURATION, "30s", "1s..24h", RELOAD, \
@@ -57,6 +59,8 @@
       "checkpoint folder that is served when no model is named; empty: none") \
     X("models", preload, PATHS, "", "", RESTART, \
       "checkpoint folders that are made resident at start, separated by colons") \
+    X("models", load_rate, BYTES, "0", "0..", RELOAD, \
+      "bytes a second that a load reads at most; 0: no limit") \
     X("models", load_timeout_no_progress, DURATION, "60s", "1s..1h", RELOAD, \
       "a load that has read nothing for so long has failed") \
     X("gateway", gateway, BOOL, "yes", "", RESTART, \
@@ -74,6 +78,7 @@ struct emberd_options {
 };
 
 /* Members of ENUM options. */
+enum emberd_early { EMBERD_EARLY_AUTO, EMBERD_EARLY_NEVER };
 enum emberd_compile { EMBERD_COMPILE_AUTO, EMBERD_COMPILE_NEVER };
 
 /* For config_read and its like; options are a struct emberd_options. */

@@ -65,6 +65,7 @@ static struct pool_model snapshot_model(const struct mgr_model *m, bool blocked)
         .failures = m->failures,
         .early_deaths = m->early_deaths,
         .failed_ns = m->failed_ns,
+        .early = mgr_model_early(m),
         .blocked = blocked,
     };
 }

@@ -55,8 +55,13 @@ struct ember_device_info {
     uint32_t shares_host_memory; /* 1: resident weights in a memfd are imported without a copy */
 };
 
-/* How memory is shared between processes: as a descriptor or as an opaque handle. */
-enum ember_share_kind { EMBER_SHARE_FD, EMBER_SHARE_HANDLE };
+/*
+ * How memory is shared between processes: as a descriptor, as an opaque handle, or as the
+ * descriptor of memory that its owner still fills (sealed against shrinking alone; what has not
+ * arrived yet reads as zeros). A backend may refuse the last by -ENOTSUP: it is then imported when
+ * it is whole.
+ */
+enum ember_share_kind { EMBER_SHARE_FD, EMBER_SHARE_HANDLE, EMBER_SHARE_FD_FILLING };
 struct ember_share {
     uint32_t kind;
     int fd; /* borrowed by import, owned by the caller after export */

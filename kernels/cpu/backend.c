@@ -137,10 +137,11 @@ static int cpu_memory_import(struct ember_device *device, const struct ember_sha
     struct error err = {0};
     int r;
 
-    if (share->kind != EMBER_SHARE_FD)
+    if (share->kind != EMBER_SHARE_FD && share->kind != EMBER_SHARE_FD_FILLING)
         return fail(error, ENOTSUP, "memory is shared as a file descriptor here, not as a handle");
     memory = mem_alloc(1, sizeof *memory);
-    r = memory ? mapping_import(share->fd, share->bytes, PROT_READ, &memory->map, &err)
+    r = memory ? mapping_import(share->fd, share->bytes, PROT_READ,
+                                share->kind == EMBER_SHARE_FD_FILLING, &memory->map, &err)
                : error_set(&err, ENOMEM, "no memory for a handle");
     if (r < 0) {
         free(memory);

@@ -64,14 +64,14 @@ int mapping_make(uint64_t bytes, int protection, struct mapping *ret, struct err
     return 0;
 }
 
-static int check_sealed(int fd, uint64_t bytes, size_t *ret_page, struct error *err)
+static int check_sealed(int fd, uint64_t bytes, bool filling, size_t *ret_page, struct error *err)
 {
     int seals = fcntl(fd, F_GET_SEALS);
     struct stat st;
 
     if (seals < 0 || fstat(fd, &st) < 0)
         return error_sys(err, errno, "shared memory is not a memfd");
-    if (!(seals & F_SEAL_SHRINK) || !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)))
+    if (!(seals & F_SEAL_SHRINK) || (!filling && !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE))))
         return error_set(err, EPERM,
                          "shared memory is not sealed against shrinking and writing (seals %#x)",
                          seals);
@@ -85,12 +85,13 @@ static int check_sealed(int fd, uint64_t bytes, size_t *ret_page, struct error *
     return 0;
 }
 
-int mapping_import(int fd, uint64_t bytes, int protection, struct mapping *ret, struct error *err)
+int mapping_import(int fd, uint64_t bytes, int protection, bool filling, struct mapping *ret,
+                   struct error *err)
 {
     size_t page = 0;
     uint64_t length;
     void *at;
-    int r = check_sealed(fd, bytes, &page, err);
+    int r = check_sealed(fd, bytes, filling, &page, err);
 
     if (r < 0)
         return r;

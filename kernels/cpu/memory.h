@@ -3,6 +3,7 @@
 #ifndef EMBER_KERNELS_CPU_MEMORY_H
 #define EMBER_KERNELS_CPU_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -18,11 +19,12 @@ struct mapping {
 int mapping_make(uint64_t bytes, int protection, struct mapping *ret, struct error *err);
 
 /*
- * The first `bytes` of a memfd that can no longer shrink or be written to (F_SEAL_SHRINK,
- * F_SEAL_WRITE or F_SEAL_FUTURE_WRITE), shared. -EPERM: a seal is missing; -EBADMSG: it is shorter
- * than that.
+ * The first `bytes` of a memfd that can no longer shrink or, unless it is still being filled, be
+ * written to (F_SEAL_SHRINK, F_SEAL_WRITE or F_SEAL_FUTURE_WRITE), shared. -EPERM: a seal is
+ * missing; -EBADMSG: it is shorter than that.
  */
-int mapping_import(int fd, uint64_t bytes, int protection, struct mapping *ret, struct error *err);
+int mapping_import(int fd, uint64_t bytes, int protection, bool filling, struct mapping *ret,
+                   struct error *err);
 
 void mapping_free(struct mapping *mapping);
 

@@ -197,7 +197,7 @@ static int fence_memory_import(struct ember_device *device, const struct ember_s
 
     if (share->kind != EMBER_SHARE_FD)
         return fail(error, ENOTSUP, "memory is shared as a file descriptor here, not as a handle");
-    r = mapping_import(share->fd, share->bytes, PROT_NONE, &map, &err);
+    r = mapping_import(share->fd, share->bytes, PROT_NONE, false, &map, &err);
     return adopt(device, r, &map, false, &err, ret, error);
 }
 

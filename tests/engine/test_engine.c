@@ -6,7 +6,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
+#include <stdatomic.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -320,6 +323,188 @@ static void graph_that_fails_its_proof_is_dropped_alone(void **state)
     engine_free(engine);
 }
 
+/* ---- early: a load that goes on in another thread ---- */
+
+struct early_load {
+    pthread_t thread;
+    sem_t attachable;
+    atomic_bool give_up;
+    int weights, manifest, filling, result;
+    struct loaded loaded;
+};
+
+static void on_attachable(void *ctx, int weights, int manifest, int filling)
+{
+    struct early_load *load = ctx;
+
+    load->weights = fcntl(weights, F_DUPFD_CLOEXEC, 0);
+    load->manifest = fcntl(manifest, F_DUPFD_CLOEXEC, 0);
+    load->filling = fcntl(filling, F_DUPFD_CLOEXEC, 0);
+    sem_post(&load->attachable);
+}
+
+static int on_load_progress(void *ctx, uint64_t done, uint64_t total)
+{
+    return atomic_load(&((struct early_load *)ctx)->give_up);
+}
+
+static void *load_slowly(void *arg)
+{
+    struct early_load *load = arg;
+    struct load_options o = {.rate = 60 * MIB, /* a quarter of a second */
+                             .attachable = on_attachable,
+                             .progress = on_load_progress,
+                             .ctx = load};
+
+    load->result = load_checkpoint(MODEL, &o, &load->loaded, NULL);
+    return NULL;
+}
+
+static void start_load(struct early_load *load)
+{
+    *load = (struct early_load){.loaded = {.weights = -1, .manifest = -1}};
+    sem_init(&load->attachable, 0, 0);
+    assert_int_equal(pthread_create(&load->thread, NULL, load_slowly, load), 0);
+    sem_wait(&load->attachable);
+}
+
+static void end_load(struct early_load *load)
+{
+    pthread_join(load->thread, NULL);
+    close(load->weights);
+    close(load->manifest);
+    close(load->filling);
+    loaded_close(&load->loaded);
+    sem_destroy(&load->attachable);
+}
+
+static struct engine_options early_options(const struct early_load *load, struct cache *cache)
+{
+    struct engine_options o = options(cache);
+
+    o.weights = load->weights;
+    o.manifest = load->manifest;
+    o.filling = load->filling;
+    o.early = true;
+    return o;
+}
+
+/* The first step begins before the weights have arrived, and gives the bits of any other. */
+static void early_engine_gives_the_same_bits(void **state)
+{
+    struct cache *cache = open_cache();
+    struct engine *engine = open_with(cache), *early = NULL;
+    struct early_load load;
+    struct error err = {0};
+    uint32_t pages[PAGES];
+
+    some_pages(pages, 0);
+    struct engine_result r = run_one(engine, prompt_b, 21, 0, 21, pages);
+    float *whole = copy_logits(engine, &r, 0);
+    start_load(&load);
+    struct engine_options o = early_options(&load, cache);
+    if (engine_open(&o, &early, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_true(engine_early(early));
+    assert_false(engine_settled(early));
+    r = run_one(early, prompt_b, 21, 0, 21, pages);
+    assert_same_bits(engine, whole, r.logits);
+    assert_false(engine_early(early));
+    assert_true(engine_started(early)->canary_ms > 0);
+    adopt_all(early);
+    r = run_one(early, prompt_b, 21, 0, 21, pages);
+    assert_same_bits(engine, whole, r.logits);
+    free(whole);
+    engine_free(early);
+    engine_free(engine);
+    end_load(&load);
+    cache_close(cache);
+}
+
+/* Nobody asks for a step: it is proved when the weights are there. */
+static void early_engine_is_proved_without_a_step(void **state)
+{
+    struct engine *early = NULL;
+    struct early_load load;
+    struct error err = {0};
+
+    start_load(&load);
+    struct engine_options o = early_options(&load, NULL);
+    if (engine_open(&o, &early, &err) < 0)
+        fail_msg("%s", err.text);
+    adopt_all(early);
+    assert_false(engine_early(early));
+    assert_int_equal(engine_limits(early).max_tokens, 512);
+    engine_free(early);
+    end_load(&load);
+}
+
+static void failed_load_breaks_its_early_engines(void **state)
+{
+    struct engine *early = NULL;
+    struct early_load load;
+    struct engine_result result;
+    struct error err = {0};
+    uint32_t pages[PAGES];
+
+    some_pages(pages, 0);
+    start_load(&load);
+    atomic_store(&load.give_up, true);
+    struct engine_options o = early_options(&load, NULL);
+    int r = engine_open(&o, &early, &err); /* a backend that waits for all of it fails here */
+    if (r == 0) {
+        struct engine_seq seq = {.tokens = prompt_b,
+                                 .n_tokens = 21,
+                                 .prompt_len = 21,
+                                 .pages = pages,
+                                 .n_pages = PAGES,
+                                 .sample = true};
+        struct engine_step s = {.seqs = &seq, .n_seqs = 1};
+        r = engine_step(early, &s, &result, &err);
+        assert_non_null(engine_broken(early));
+        assert_int_equal(engine_step(early, &s, &result, &err), -EPIPE);
+        engine_free(early);
+    }
+    assert_int_equal(r, -EPIPE);
+    assert_non_null(strstr(err.text, "load"));
+    end_load(&load);
+    assert_int_equal(load.result, -ECANCELED);
+}
+
+/* A proof that fails at the end lets no token out. */
+static void early_engine_without_proof_gives_nothing(void **state)
+{
+    struct cache *cache = open_cache();
+    struct engine *early = NULL;
+    struct early_load load;
+    struct engine_result result;
+    struct error err = {0};
+    uint32_t pages[PAGES];
+
+    some_pages(pages, 0);
+    engine_free(open_with(cache)); /* the record is there */
+    start_load(&load);
+    setenv("EMBER_FAULT", "canary:1", 1);
+    fault_init();
+    struct engine_options o = early_options(&load, cache);
+    assert_int_equal(engine_open(&o, &early, &err), 0);
+    struct engine_seq seq = {.tokens = prompt_b,
+                             .n_tokens = 21,
+                             .prompt_len = 21,
+                             .pages = pages,
+                             .n_pages = PAGES,
+                             .sample = true};
+    struct engine_step s = {.seqs = &seq, .n_seqs = 1};
+    assert_int_equal(engine_step(early, &s, &result, &err), -EBADMSG);
+    unsetenv("EMBER_FAULT");
+    fault_init();
+    assert_non_null(strstr(err.text, "canary"));
+    assert_non_null(engine_broken(early));
+    engine_free(early);
+    end_load(&load);
+    cache_close(cache);
+}
+
 static void no_memory_for_absurd_kv(void **state)
 {
     struct engine_options o = options(NULL);
@@ -471,6 +656,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(adoption_gives_way),
         cmocka_unit_test(dropped_graphs_are_told),
         cmocka_unit_test(graph_that_fails_its_proof_is_dropped_alone),
+        cmocka_unit_test(early_engine_gives_the_same_bits),
+        cmocka_unit_test(early_engine_is_proved_without_a_step),
+        cmocka_unit_test(failed_load_breaks_its_early_engines),
+        cmocka_unit_test(early_engine_without_proof_gives_nothing),
         cmocka_unit_test(no_memory_for_absurd_kv),
         cmocka_unit_test(refuses_bad_steps_and_serves_on),
         cmocka_unit_test(wrong_canary_is_not_ready),
