@@ -14,7 +14,7 @@
 
 struct bench_model {
     char *dir;
-    enum ember_dtype kv;
+    enum kv_kind kv;
     struct loaded loaded;
     struct model *model;
     struct weights_layout *layout;

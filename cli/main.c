@@ -8,6 +8,7 @@
 #include "cli/output.h"
 #include "cli/perplexity_run.h"
 #include "cli/quant_options.h"
+#include "model/model.h"
 
 static const struct verb_option globals[] = {
     {"json", VALUE_BOOL, .help = "print JSON"},
@@ -21,6 +22,8 @@ static const struct verb_option load_options[] = {
     {"kv-bytes", VALUE_BYTES, .fallback = "0",
      .help = "KV memory of each instance; 0: by the model's shape"},
     CLI_QUANT_OPTIONS,
+    {"kv-type", VALUE_ENUM, .limits = KV_CHOICES,
+     .help = "what its K and V are kept in (default: the daemon's setting)"},
     {"detach", VALUE_BOOL, .help = "do not wait; the load goes on in the daemon"},
     {0}};
 static const struct verb_option unload_options[] = {
@@ -56,6 +59,8 @@ static const struct verb_option verify_options[] = {
     {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024",
      .help = "0: what the machine allows"},
     {"compile", VALUE_BOOL, .help = "compile specialised kernels first"},
+    {"kv-type", VALUE_ENUM, .fallback = "auto", .limits = KV_CHOICES,
+     .help = "what K and V are kept in"},
     {"tolerance", VALUE_REAL, .fallback = "1e-3", .limits = "0..",
      .help = "of logits and hidden states, relative to the largest"},
     {0}};
@@ -97,6 +102,8 @@ static const struct verb_option bench_kernels_options[] = {
         {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024",                               \
          .help = "0: what the machine allows"},                                                    \
         {"isa", VALUE_ENUM, .limits = CLI_ISAS, .help = "force this variant of the CPU kernels"},  \
+        {"kv-type", VALUE_ENUM, .fallback = "auto", .limits = KV_CHOICES,                          \
+         .help = "what K and V are kept in"},                                                      \
         {"seconds", VALUE_REAL, .fallback = "3", .limits = "0..600",                               \
          .help = "to spend on each figure"},                                                       \
     {                                                                                              \

@@ -8,6 +8,7 @@
 
 #include "cli/control.h"
 #include "cli/output.h"
+#include "model/model.h"
 #include "cli/protojson.h"
 #include "cli/quant_options.h"
 
@@ -69,6 +70,8 @@ int run_load(const struct verb_call *call)
     if (cli_quant(call, &quant, &err) < 0)
         return cli_fail(call, &err);
     request.quant = verb_given(call, "quant") && !*quant ? (char *)"none" : quant;
+    if (verb_given(call, "kv-type"))
+        request.kv_type = (char *)kv_kind_name((enum kv_kind)verb_choice(call, "kv-type"));
     progress_begin(&view.progress, call, call->argv[0]);
     int r = control_open(call, &control, &err);
     if (r == 0)

@@ -93,6 +93,7 @@ int run_verify(const struct verb_call *call)
     struct verify_options options = {.backend = verb_string(call, "backend"),
                                      .isa = cli_isa(call),
                                      .threads = (uint32_t)verb_int(call, "threads"),
+                                     .kv = (enum kv_kind)verb_choice(call, "kv-type"),
                                      .compile = verb_flag(call, "compile"),
                                      .tolerance = verb_real(call, "tolerance")};
     json_t *list = cli_json(call) ? json_array() : NULL;

@@ -94,6 +94,7 @@ static int open_bench(struct bench *b, uint32_t tap_tokens, struct error *err)
     struct engine_options options = {.backend = b->options->backend,
                                      .isa = b->options->isa,
                                      .threads = b->options->threads,
+                                     .kv = b->options->kv,
                                      .compile = b->options->compile,
                                      .cache = b->options->cache,
                                      .tap_tokens = tap_tokens};

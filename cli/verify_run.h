@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "model/model.h"
 #include "cache/cache.h"
 
 #define VERIFY_LAYERS_MAX 512
@@ -21,6 +22,7 @@
 struct verify_options {
     const char *backend, *isa;
     uint32_t threads;
+    enum kv_kind kv;
     bool compile;
     struct cache *cache; /* may be NULL */
     double tolerance;    /* of logits: worst absolute error over the largest expected logit */

@@ -227,18 +227,23 @@ static int tap_bucket(struct engine *engine, struct error *err)
     return r < 0 ? r : finish(engine, bucket, false, err);
 }
 
-static void set_requests(struct engine *engine)
+static int set_requests(struct engine *engine, struct error *err)
 {
     uint32_t taps = engine->options.tap_tokens;
 
+    if ((unsigned)engine->options.kv >= KV_KIND_COUNT)
+        return error_set(err, EINVAL, "K and V cannot be kept in kind number %d",
+                         (int)engine->options.kv);
+    enum ember_dtype kv = model_info(engine->model)->kv_dtype[engine->options.kv];
 #define X(t, s, r)                                                                                 \
     engine->buckets[BUCKET_T##t].request =                                                         \
-        (struct plan_request){.tokens = t, .seqs = s, .rows = r, .kv = engine->options.kv};
+        (struct plan_request){.tokens = t, .seqs = s, .rows = r, .kv = kv};
     ENGINE_BUCKETS(X)
 #undef X
     if (taps)
-        engine->buckets[BUCKET_TAPS].request = (struct plan_request){
-            .tokens = taps, .seqs = 1, .rows = taps, .taps = true, .kv = engine->options.kv};
+        engine->buckets[BUCKET_TAPS].request =
+            (struct plan_request){.tokens = taps, .seqs = 1, .rows = taps, .taps = true, .kv = kv};
+    return 0;
 }
 
 int engine_open(const struct engine_options *options, struct engine **ret, struct error *err)
@@ -248,8 +253,9 @@ int engine_open(const struct engine_options *options, struct engine **ret, struc
 
     engine->options = *options;
     engine->wake = -1;
-    set_requests(engine);
     int r = read_manifest(engine, err);
+    if (r == 0)
+        r = set_requests(engine, err);
     if (r == 0)
         r = open_device(engine, err);
     if (r == 0)

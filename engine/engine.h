@@ -50,8 +50,8 @@ struct engine_options {
      */
     bool early;
     int filling;
-    enum ember_dtype kv; /* what K and V are kept in: EMBER_F32 (0), _BF16, _F16 or _I8 */
-    uint64_t kv_bytes;   /* KV memory; 0: engine_kv_default */
+    enum kv_kind kv;   /* what K and V are kept in */
+    uint64_t kv_bytes; /* KV memory; 0: engine_kv_default */
     uint32_t
         tap_tokens; /* > 0: also a bucket of that many tokens with all logits and hidden states */
 };

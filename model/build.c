@@ -705,7 +705,7 @@ static int build(struct builder *b)
     if (!variants)
         return error_set(b->err, ENOMEM, "no memory for %u layers", b->d->info.n_layers);
     b->plan->arena_bytes[EMBER_ARENA_WEIGHTS] = b->layout->bytes;
-    b->plan->arena_bytes[EMBER_ARENA_KV] = b->d->info.kv_page_bytes[b->kv];
+    b->plan->arena_bytes[EMBER_ARENA_KV] = model_kv_page(b->model, b->kv);
     build_scratch(b);
     build_embed(b);
     for (b->layer = 0; b->layer < b->d->info.n_layers && !b->failed; b->layer++)

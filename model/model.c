@@ -23,12 +23,34 @@ const struct model_info *model_info(const struct model *model)
     return &model->desc.info;
 }
 
+static const char *const kv_names[] = {
+#define X(id, name, dtype) name,
+    KV_KINDS(X)
+#undef X
+};
+
+const char *kv_kind_name(enum kv_kind kind)
+{
+    return (unsigned)kind < KV_KIND_COUNT ? kv_names[kind] : "?";
+}
+
+int kv_kind_find(const char *name, enum kv_kind *ret, struct error *err)
+{
+    for (int i = 0; i < KV_KIND_COUNT; i++)
+        if (!strcmp(name, kv_names[i])) {
+            *ret = i;
+            return 0;
+        }
+    return error_set(err, EINVAL, "K and V cannot be kept in \"%.32s\"; there are " KV_CHOICES,
+                     name);
+}
+
 uint64_t model_kv_block(enum ember_dtype kv, uint32_t heads, uint32_t width)
 {
     return size_align(kv_block_bytes(kv, heads, KV_PAGE_SIZE, width), 64);
 }
 
-static uint64_t page_bytes(const struct model *model, enum ember_dtype kv)
+uint64_t model_kv_page(const struct model *model, enum ember_dtype kv)
 {
     uint64_t bytes = 0;
 
@@ -41,10 +63,16 @@ static uint64_t page_bytes(const struct model *model, enum ember_dtype kv)
 
 static int finish_info(struct model *model, struct error *err)
 {
-    static const enum ember_dtype kv[] = {EMBER_F32, EMBER_BF16, EMBER_F16, EMBER_I8};
+    static const enum ember_dtype kv[] = {
+#define X(id, name, dtype) dtype,
+        KV_KINDS(X)
+#undef X
+    };
     struct model_info *info = &model->desc.info;
-    for (size_t i = 0; i < ARRAY_LEN(kv); i++)
-        info->kv_page_bytes[kv[i]] = page_bytes(model, kv[i]);
+    for (int i = 0; i < KV_KIND_COUNT; i++) {
+        info->kv_dtype[i] = kv[i];
+        info->kv_page_bytes[i] = model_kv_page(model, kv[i]);
+    }
     for (uint32_t i = 0; i < model->desc.n_ropes; i++) {
         const struct desc_rope *rope = &model->desc.ropes[i];
         uint32_t exact = (uint32_t)rope->max_position;

@@ -28,6 +28,25 @@
 #define MODEL_EOS_MAX 8
 #define MODEL_PROBE_ROWS 256 /* vocabulary entries that the head's probe covers */
 
+/* X(id, name, dtype): what K and V may be kept in. Auto is what the model says itself. */
+#define KV_KINDS(X)                                                                                \
+    X(KV_AUTO, "auto", EMBER_F32)                                                                  \
+    X(KV_F32, "f32", EMBER_F32)                                                                    \
+    X(KV_BF16, "bf16", EMBER_BF16)                                                                 \
+    X(KV_F16, "f16", EMBER_F16)                                                                    \
+    X(KV_INT8, "int8", EMBER_I8)
+#define KV_CHOICES "auto|f32|bf16|f16|int8" /* as a choice of options, in the same order */
+
+enum kv_kind {
+#define X(id, name, dtype) id,
+    KV_KINDS(X)
+#undef X
+        KV_KIND_COUNT
+};
+const char *kv_kind_name(enum kv_kind kind);
+/* -EINVAL: no such kind; the text has those there are. */
+int kv_kind_find(const char *name, enum kv_kind *ret, struct error *err);
+
 struct model; /* a described model; immutable */
 
 struct model_info {
@@ -38,9 +57,9 @@ struct model_info {
     uint32_t n_eos;
     /* Positions depend on the prompt's length when that is beyond this many tokens; 0: never. */
     uint32_t rope_exact_len;
-    /* K and V of all layers for KV_PAGE_SIZE tokens, kept in this type; 0: they cannot be. */
-    uint64_t kv_page_bytes[EMBER_DTYPE_COUNT];
-    uint64_t parameters; /* by the config's shapes, embeddings included */
+    enum ember_dtype kv_dtype[KV_KIND_COUNT]; /* what each kind is in this model */
+    uint64_t kv_page_bytes[KV_KIND_COUNT];    /* K and V of all layers for KV_PAGE_SIZE tokens */
+    uint64_t parameters;                      /* by the config's shapes, embeddings included */
 };
 
 /*

@@ -11,6 +11,8 @@
 
 /* Bytes that a layer's K or V block takes in a KV page. */
 uint64_t model_kv_block(enum ember_dtype kv, uint32_t heads, uint32_t width);
+/* Bytes of a page: those of all layers. */
+uint64_t model_kv_page(const struct model *model, enum ember_dtype kv);
 
 /* Resident tensors of a layer: X(id, name). Names appear as "layers.3.qkv". */
 #define LAYER_WEIGHTS(X)                                                                           \

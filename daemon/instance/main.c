@@ -97,6 +97,7 @@ static int open_engine(struct instance *instance, struct error *err)
                                      .manifest = instance->fds[START_MANIFEST],
                                      .early = start->early,
                                      .filling = instance->fds[START_FILLING],
+                                     .kv = (enum kv_kind)start->kv_kind,
                                      .kv_bytes = start->kv_bytes};
     return engine_open(&options, &instance->engine, err);
 }

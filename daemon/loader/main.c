@@ -41,7 +41,8 @@ static int admit(void *ctx, const struct model_info *info, uint64_t bytes, struc
     planned.parameters = info->parameters;
     planned.vocab_size = info->vocab_size;
     planned.max_positions = info->max_positions;
-    planned.kv_page_bytes = info->kv_page_bytes[EMBER_F32];
+    planned.kv_page_bytes = (uint64_t *)info->kv_page_bytes;
+    planned.n_kv_page_bytes = KV_KIND_COUNT;
     from.kind_case = EMBER__V1__FROM_LOADER__KIND_PLANNED;
     from.planned = &planned;
     int r = say(loader, &from, NULL, 0);

@@ -39,6 +39,7 @@ void mgr_describe_model(const struct mgr_model *m, Ember__V1__Model *ret)
     ret->digest = (char *)m->digest;
     ret->quant = m->quant;
     ret->error = (char *)m->error.text;
+    ret->kv_type = (char *)kv_kind_name(mgr_model_kv_kind(m));
     ret->instance_bytes = m->state == MODEL_PARKED ? mgr_model_instance_bytes(m) : 0;
 }
 

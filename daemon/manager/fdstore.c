@@ -69,6 +69,7 @@ static int make_record(const struct mgr_model *m)
     record.standby = m->standby;
     record.kv_bytes = m->kv_asked;
     record.quant = m->quant;
+    record.kv_type = (char *)(m->kv_kind >= 0 ? kv_kind_name((enum kv_kind)m->kv_kind) : "");
     record.load_ns = m->load_ns;
     record.instance_bytes = m->own_bytes;
     size_t len = ember__v1__stored_model__get_packed_size(&record);
@@ -165,7 +166,7 @@ static void set_from_manifest(struct mgr_model *m, const struct model *model,
     digest_hex(&layout->digest, m->digest);
     m->weights_bytes = layout->bytes;
     m->parameters = info->parameters;
-    m->kv_page_bytes = info->kv_page_bytes[EMBER_F32];
+    memcpy(m->kv_page_bytes, info->kv_page_bytes, sizeof m->kv_page_bytes);
     m->vocab_size = info->vocab_size;
     m->max_positions = info->max_positions;
 }
@@ -173,9 +174,12 @@ static void set_from_manifest(struct mgr_model *m, const struct model *model,
 static void set_from_record(struct mgr_model *m, const Ember__V1__StoredModel *record)
 {
     m->standby = record->standby >= 0 && record->standby <= 256 ? record->standby : -1;
+    enum kv_kind kind;
+
     m->kv_asked = record->kv_bytes;
     free(m->quant);
     m->quant = x_strdup(record->quant);
+    m->kv_kind = kv_kind_find(record->kv_type, &kind, NULL) == 0 ? (int)kind : -1;
     m->load_ns = record->load_ns;
     m->own_bytes = record->instance_bytes;
 }

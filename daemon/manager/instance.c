@@ -329,6 +329,7 @@ static int send_start(struct mgr_instance *i, int listener)
     start.cache_dir = o->cache_dir;
     start.cache_limit = o->cache_limit;
     start.kv_bytes = mgr_model_kv_bytes(i->model);
+    start.kv_kind = mgr_model_kv_kind(i->model);
     start.compile = o->compile != EMBERD_COMPILE_NEVER;
     start.forked_ns = child_forked_ns(i->child);
     start.cc = o->cc;

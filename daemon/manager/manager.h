@@ -33,6 +33,7 @@
 #include "ember/v1/internal.pb-c.h"
 #include "proto/grpc/server.h"
 #include "scheduler/pool.h"
+#include "model/model.h"
 
 #define MGR_NAME_MAX 128                       /* bytes of a model's name */
 #define MGR_HOLDER_MAX 128                     /* bytes of a lease holder's name */
@@ -121,7 +122,7 @@ struct mgr_model {
     const char *phase; /* of a load: "planning", "admitting", "reading", "ending" */
 
     char architecture[48], digest[33];
-    uint64_t weights_bytes, parameters, kv_page_bytes;
+    uint64_t weights_bytes, parameters, kv_page_bytes[KV_KIND_COUNT];
     uint32_t vocab_size, max_positions;
     int weights_fd, manifest_fd;
     /* Of a load that can be attached to: what its instances are given; NULL and -1 otherwise. */
@@ -131,6 +132,7 @@ struct mgr_model {
 
     int64_t standby;                       /* asked for; -1: the configured number */
     uint64_t kv_asked;                     /* asked for; 0: the configured number */
+    int kv_kind;                           /* asked for, enum kv_kind; -1: the configured one */
     uint64_t own_bytes;                    /* measured of an instance, KV included; 0: not yet */
     uint64_t charged;                      /* of the budget, for the weights */
     uint32_t instances[INSTANCE_GONE + 1]; /* how many are in each state */
@@ -287,6 +289,8 @@ bool mgr_model_early(const struct mgr_model *model);
 bool mgr_model_wanted(const struct mgr_model *model);
 uint32_t mgr_model_target(const struct mgr_model *model);
 uint64_t mgr_model_kv_bytes(const struct mgr_model *model);
+/* What new instances keep K and V in. */
+enum kv_kind mgr_model_kv_kind(const struct mgr_model *model);
 uint64_t mgr_model_instance_bytes(const struct mgr_model *model);
 /* What a request wants to be quantised ("": whatever it was); -EEXIST when the model is there with
  * another form, -EINVAL when it is no text of rules. */

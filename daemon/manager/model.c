@@ -180,6 +180,7 @@ int mgr_model_register(struct mgr *mgr, const char *name, const char *path, stru
     for (size_t i = 0; i < ARRAY_LEN(model->early_fds); i++)
         model->early_fds[i] = -1;
     model->standby = -1;
+    model->kv_kind = -1;
     model->phase = "";
     TAILQ_INIT(&model->waiting);
     TAILQ_INIT(&model->loads);
@@ -266,11 +267,17 @@ uint32_t mgr_model_target(const struct mgr_model *model)
     return (uint32_t)(model->standby >= 0 ? model->standby : model->mgr->options.standby);
 }
 
+enum kv_kind mgr_model_kv_kind(const struct mgr_model *model)
+{
+    return model->kv_kind >= 0 ? (enum kv_kind)model->kv_kind
+                               : (enum kv_kind)model->mgr->options.kv_type;
+}
+
 /* Enough for KV_TOKENS_DEFAULT tokens, KV_BYTES_MOST or an eighth of the budget at most, never
  * absurdly few. */
 uint64_t mgr_model_kv_bytes(const struct mgr_model *model)
 {
-    uint64_t page = model->kv_page_bytes, bytes, least;
+    uint64_t page = model->kv_page_bytes[mgr_model_kv_kind(model)], bytes, least;
 
     if (model->kv_asked)
         return model->kv_asked;
@@ -349,13 +356,14 @@ static void arm_watchdog(struct mgr_model *model)
 
 int mgr_model_kv_check(const struct mgr_model *model, uint64_t kv_bytes, struct error *err)
 {
-    if (!kv_bytes || kv_bytes >= model->kv_page_bytes)
+    uint64_t page = model->kv_page_bytes[mgr_model_kv_kind(model)];
+
+    if (!kv_bytes || kv_bytes >= page)
         return 0;
     return error_set(err, EINVAL,
                      "kv_bytes is %llu; one page of %d tokens of this model takes %llu, give at "
                      "least that, or 0 for a good size",
-                     (unsigned long long)kv_bytes, KV_PAGE_SIZE,
-                     (unsigned long long)model->kv_page_bytes);
+                     (unsigned long long)kv_bytes, KV_PAGE_SIZE, (unsigned long long)page);
 }
 
 static void on_planned(struct mgr_model *model, const Ember__V1__LoaderPlanned *planned)
@@ -366,7 +374,8 @@ static void on_planned(struct mgr_model *model, const Ember__V1__LoaderPlanned *
     model->parameters = planned->parameters;
     model->vocab_size = planned->vocab_size;
     model->max_positions = planned->max_positions;
-    model->kv_page_bytes = planned->kv_page_bytes;
+    for (size_t i = 0; i < KV_KIND_COUNT; i++)
+        model->kv_page_bytes[i] = i < planned->n_kv_page_bytes ? planned->kv_page_bytes[i] : 0;
     child_deadline(model->loader, 0, NULL); /* the next move is ours */
     struct error err = {0};
     if (mgr_model_kv_check(model, model->kv_asked, &err) < 0) {

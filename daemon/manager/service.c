@@ -213,6 +213,31 @@ static bool asks_standby(const Ember__V1__LoadModelRequest *request)
     return request->standby_asked_case == EMBER__V1__LOAD_MODEL_REQUEST__STANDBY_ASKED_STANDBY;
 }
 
+/* What a load asks of KV, for the instances from now on; a refused one changes nothing. */
+static int set_kv(struct mgr_model *m, const Ember__V1__LoadModelRequest *request,
+                  struct error *err)
+{
+    int before = m->kv_kind;
+    enum kv_kind kind;
+
+    if (*request->kv_type) {
+        int r = kv_kind_find(request->kv_type, &kind, err);
+        if (r < 0)
+            return r;
+        m->kv_kind = (int)kind;
+    }
+    int r = mgr_model_kv_check(m, request->kv_bytes, err);
+    if (r < 0) {
+        m->kv_kind = before;
+        return r;
+    }
+    if (m->kv_kind != before || (request->kv_bytes && request->kv_bytes != m->kv_asked))
+        m->own_bytes = 0;
+    if (request->kv_bytes)
+        m->kv_asked = request->kv_bytes;
+    return 0;
+}
+
 static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, void *user)
 {
     const Ember__V1__LoadModelRequest *request = (const void *)message;
@@ -229,22 +254,17 @@ static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, vo
                         STANDBY_MOST);
         return;
     }
-    if (load_target(mgr, request, &m, &err) < 0 ||
-        mgr_model_kv_check(m, request->kv_bytes, &err) < 0 ||
+    if (load_target(mgr, request, &m, &err) < 0 || set_kv(m, request, &err) < 0 ||
         mgr_model_set_quant(m, request->quant, &err) < 0) {
         mgr_call_fail(call, &err);
         return;
     }
     if (asks_standby(request))
         m->standby = request->standby;
-    if (request->kv_bytes && request->kv_bytes != m->kv_asked) {
-        m->kv_asked = request->kv_bytes;
-        m->own_bytes = 0;
-    }
     mgr_settle_soon(mgr);
     m->used_ns = clock_ns();
     if (m->state == MODEL_PARKED) {
-        if (asks_standby(request) || request->kv_bytes)
+        if (asks_standby(request) || request->kv_bytes || *request->kv_type)
             mgr_fdstore_put(m);
         finish_load(m, call);
         return;

@@ -161,7 +161,10 @@ static void plan_real(const char *path, Ember__V1__LoaderPlanned *planned, int f
     planned->parameters = model_info(model)->parameters;
     planned->vocab_size = model_info(model)->vocab_size;
     planned->max_positions = model_info(model)->max_positions;
-    planned->kv_page_bytes = model_info(model)->kv_page_bytes[EMBER_F32];
+    static uint64_t pages[KV_KIND_COUNT];
+    memcpy(pages, model_info(model)->kv_page_bytes, sizeof pages);
+    planned->kv_page_bytes = pages;
+    planned->n_kv_page_bytes = KV_KIND_COUNT;
     fds[0] = resident_fd(resident);
     fds[1] = sealed_file(manifest.data, manifest.len);
 }
@@ -192,7 +195,9 @@ static int loader(void)
     if (sscanf(in->start->path, "/fake/w%llu", &mib) == 1) {
         planned.weights_bytes = mib * MIB;
         planned.architecture = "fake";
-        planned.kv_page_bytes = 1024;
+        static uint64_t pages[] = {1024, 1024, 512, 512, 256};
+        planned.kv_page_bytes = pages;
+        planned.n_kv_page_bytes = ARRAY_LEN(pages);
         fds[0] = sealed_file("w", 1);
         fds[1] = sealed_file("m", 1);
     } else {

@@ -231,6 +231,18 @@ class Checkpoints(Attack):
         d.load(kv_bytes=8 << 20)
         self.serves(d)
 
+    def test_kv_type_unknown(self):
+        d = self.daemon("--standby=0", "--kv-type=bf16")
+        self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(kv_type="int4"), "bf16")
+        # What is asked for in one request counts together: a page of int8 is smaller than one of bf16.
+        d.load()
+        page = 8 * 16 * 2 * (2 * 64 + 2 * 64)
+        self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(kv_bytes=page // 2 + (8 << 10)), f"takes {page}")
+        self.assertEqual(d.model("ember-tiny").kv_type, "bf16")
+        d.load(kv_bytes=page * 32, kv_type="int8")
+        self.assertEqual(d.model("ember-tiny").kv_type, "int8")
+        self.serves(d)
+
     def test_folder_changed_and_deleted_while_resident(self):
         d, path = self.daemon("--standby=0"), self.folder() + "/mine"
         shutil.copytree(TINY, path)

@@ -777,7 +777,7 @@ class Systemd(Base):
     def test_restart_takes_weights_up_again(self):
         n = self.notify()
         d = self.daemon("--standby=1", notify=n)
-        d.load(name="mine", standby=2, kv_bytes=50 << 20)
+        d.load(name="mine", standby=2, kv_bytes=50 << 20, kv_type="int8")
         d.settled("mine", standby=2)
         d.load()
         before = {m.name: m for m in d.client.ListModels().models}
@@ -789,9 +789,10 @@ class Systemd(Base):
         after = {m.name: m for m in again.client.ListModels().models}
         for name in ("mine", "ember-tiny"):
             for field in ("path", "architecture", "weights_bytes", "parameters", "vocab_size",
-                          "max_positions", "standby_target", "load_ms"):
+                          "max_positions", "standby_target", "load_ms", "kv_type"):
                 self.assertEqual(getattr(before[name], field), getattr(after[name], field), field)
         self.assertEqual(again.client.GetStatus().loads, 0)
+        self.assertEqual((after["mine"].kv_type, after["ember-tiny"].kv_type), ("int8", "auto"))
         r = again.client.SpawnInstance(model="mine")
         self.assertEqual(r.instance.bytes, (50 << 20) + (1 << 20))
         again.client.UnloadModel(name="mine", force=True)

@@ -614,6 +614,41 @@ static void failing_compiler_costs_nothing_but_speed(void **state)
     fault_init();
 }
 
+/* Whole prompt, chunks, single tokens behind it and beside another sequence: one kind, one answer.
+ */
+static void every_kind_of_kv(void **state)
+{
+    uint32_t pages[PAGES], vocab = 0, tokens[24];
+    struct error err = {0};
+
+    some_pages(pages, 0);
+    for (uint32_t i = 0; i < ARRAY_LEN(tokens); i++)
+        tokens[i] = prompt_a[i % 12] + i / 12;
+    for (enum kv_kind kind = 0; kind < KV_KIND_COUNT; kind++) {
+        struct engine_options o = options(NULL);
+        struct engine *engine = NULL;
+        o.kv = kind;
+        o.compile = false;
+        if (engine_open(&o, &engine, &err) < 0)
+            fail_msg("%s: %s", kv_kind_name(kind), err.text);
+        vocab = engine_model(engine)->vocab_size;
+        _cleanup_free_ float *whole = x_alloc(vocab * sizeof(float));
+        struct engine_result result = run_one(engine, tokens, 24, 0, 24, pages);
+        memcpy(whole, result.logits, vocab * sizeof(float));
+        for (uint32_t done = 0, n; done < 24; done += n) {
+            n = done < 18 ? 9 : 1;
+            result = run_one(engine, tokens + done, n, done, 24, pages);
+        }
+        assert_memory_equal(result.logits, whole, vocab * sizeof(float));
+        assert_int_equal(engine_limits(engine).bytes > 0, 1);
+        engine_free(engine);
+    }
+    struct engine_options o = options(NULL);
+    struct engine *engine = NULL;
+    o.kv = KV_KIND_COUNT;
+    assert_int_equal(engine_open(&o, &engine, &err), -EINVAL);
+}
+
 static void times_of_kernels(void **state)
 {
     struct engine_profile_row rows[ENGINE_PROFILE_MAX];
@@ -665,6 +700,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(wrong_canary_is_not_ready),
         cmocka_unit_test(other_weights_are_found_by_the_canary),
         cmocka_unit_test(failing_compiler_costs_nothing_but_speed),
+        cmocka_unit_test(every_kind_of_kv),
         cmocka_unit_test(times_of_kernels),
     };
 

@@ -35,7 +35,7 @@ int run_model_open(const char *dir, uint32_t max_tokens, struct run_model *run, 
         (r = model_layout(run->model, run->checkpoint, &run->layout, err)) < 0)
         return r;
     run->weights = mem_alloc(run->layout->bytes, 1);
-    run->kv = mem_alloc(run->n_pages, model_info(run->model)->kv_page_bytes[EMBER_F32]);
+    run->kv = mem_alloc(run->n_pages, model_info(run->model)->kv_page_bytes[KV_F32]);
     if (!run->weights || !run->kv)
         return error_set(err, ENOMEM, "no memory for %s", dir);
     for (uint32_t i = 0; i < run->layout->n_weights; i++)

@@ -84,10 +84,15 @@ static void test_info(void **state)
     assert_int_equal(info->eos_ids[1], 9);
     assert_int_equal(info->rope_exact_len, 0);
     /* 2 layers, K and V, 1 head of 16, 16 tokens, float32 */
-    assert_int_equal(info->kv_page_bytes[EMBER_F32], 2 * 2 * 16 * 16 * 4);
-    assert_int_equal(info->kv_page_bytes[EMBER_BF16], 2 * 2 * 16 * 16 * 2);
-    assert_int_equal(info->kv_page_bytes[EMBER_I8], 2 * 2 * (16 * 16 + 16 * 4));
-    assert_int_equal(info->kv_page_bytes[EMBER_I32], 0);
+    assert_int_equal(info->kv_page_bytes[KV_F32], 2 * 2 * 16 * 16 * 4);
+    assert_int_equal(info->kv_page_bytes[KV_BF16], 2 * 2 * 16 * 16 * 2);
+    assert_int_equal(info->kv_page_bytes[KV_INT8], 2 * 2 * (16 * 16 + 16 * 4));
+    enum kv_kind kind;
+    struct error err = {0};
+    assert_int_equal(kv_kind_find("int8", &kind, &err), 0);
+    assert_int_equal(kind, KV_INT8);
+    assert_int_equal(kv_kind_find("int4", &kind, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "bf16"));
     assert_int_equal(info->parameters,
                      2 * 300 * 32 + 32 +
                          2 * (2 * 32 + (32 + 16 + 16) * 32 + 32 * 32 + 3 * 48 * 32));

@@ -259,8 +259,7 @@ static void test_segments(void **state)
     assert_int_equal(plan->probe_rows, MODEL_PROBE_ROWS);
     assert_int_equal(plan->final_hidden.dim[1], 32);
     assert_int_equal(plan->io.shape.pages, 4);
-    assert_int_equal(plan->arena_bytes[EMBER_ARENA_KV],
-                     model_info(o.model)->kv_page_bytes[EMBER_F32]);
+    assert_int_equal(plan->arena_bytes[EMBER_ARENA_KV], model_info(o.model)->kv_page_bytes[KV_F32]);
     assert_int_equal(plan->arena_bytes[EMBER_ARENA_WEIGHTS], o.layout->bytes);
     assert_int_equal(model_plan(o.model, o.layout, &request, &again, &err), 0);
     struct digest a = plan_digest(plan), b = plan_digest(again);
