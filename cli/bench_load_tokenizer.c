@@ -84,34 +84,48 @@ static int parse_time(const char *path, double *ret_ms, struct error *err)
     return 0;
 }
 
+struct map_times {
+    double ms, worst_ms, settle_ms;
+};
+
 /* From a cache that is not open to a tokenizer, as a process that starts does it. */
-static int map_time(const char *path, const char *cache_dir, double *ret_ms, double *ret_worst_ms,
+static int map_time(const char *path, const char *cache_dir, struct map_times *ret_times,
                     struct tokenizer **ret, struct error *err)
 {
-    double ms[MAPS];
+    double ms[MAPS], settle[MAPS];
 
     for (int i = -1; i < MAPS; i++) {
         _cleanup_(cache_closep) struct cache *cache = NULL;
         _cleanup_(tokenizer_freep) struct tokenizer *t = NULL;
+        struct engine_lease *lease = NULL;
         struct cache_stats stats = {0};
         uint64_t start = clock_ns();
         int r = cache_open(cache_dir, NULL, &cache, err);
         if (r == 0)
-            r = engine_tokenizer_open(cache, path, &t, err);
+            r = engine_tokenizer_lease(cache, path, &t, &lease, err);
         double took = clock_ms_since(start);
+        start = clock_ns();
+        if (r == 0 && lease && engine_lease_settle(lease, err) < 0) {
+            engine_lease_free(lease);
+            return err->code;
+        }
+        double settled = clock_ms_since(start);
         if (r == 0)
             r = cache_stats(cache, &stats, err);
         if (r < 0)
             return r;
         if (i >= 0 && stats.builds)
             return error_set(err, EIO, "%s: the cache did not keep the image", path);
-        if (i >= 0)
+        if (i >= 0) {
             ms[i] = took;
+            settle[i] = settled;
+        }
         if (i == MAPS - 1)
             *ret = TAKE(t);
     }
-    *ret_ms = quantile(ms, MAPS, 0.5);
-    *ret_worst_ms = ms[MAPS - 1]; /* quantile has sorted them */
+    ret_times->ms = quantile(ms, MAPS, 0.5);
+    ret_times->worst_ms = ms[MAPS - 1]; /* quantile has sorted them */
+    ret_times->settle_ms = quantile(settle, MAPS, 0.5);
     return 0;
 }
 
@@ -149,13 +163,14 @@ int bench_load_tokenizer(const struct verb_call *call, const char *path, const c
 {
     _cleanup_(tokenizer_freep) struct tokenizer *t = NULL;
     _cleanup_(buffer_free) struct buffer text = {0};
-    double parse_ms = 0, map_ms = 0, worst_ms = 0, rate = 0;
+    double parse_ms = 0, rate = 0;
+    struct map_times map = {0};
     const void *image;
     size_t len;
 
     int r = parse_time(path, &parse_ms, err);
     if (r == 0)
-        r = map_time(path, cache_dir, &map_ms, &worst_ms, &t, err);
+        r = map_time(path, cache_dir, &map, &t, err);
     if (r == 0)
         r = english(call, &text, err);
     if (r == 0)
@@ -165,19 +180,20 @@ int bench_load_tokenizer(const struct verb_call *call, const char *path, const c
     tokenizer_image(t, &image, &len);
     json_t *hard = json_array();
     json_object_set_new(row, "tokenizer",
-                        json_pack("{s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:o}", "vocabulary",
+                        json_pack("{s:i, s:I, s:f, s:f, s:f, s:f, s:f, s:f, s:o}", "vocabulary",
                                   tokenizer_vocab_size(t), "image_bytes", (json_int_t)len,
-                                  "parse_ms", parse_ms, "map_ms", map_ms, "map_worst_ms", worst_ms,
-                                  "parse_to_map", parse_ms / map_ms, "english_mb_per_s", rate,
-                                  "hard", hard));
+                                  "parse_ms", parse_ms, "map_ms", map.ms, "map_worst_ms",
+                                  map.worst_ms, "settle_ms", map.settle_ms, "parse_to_map",
+                                  parse_ms / map.ms, "english_mb_per_s", rate, "hard", hard));
     if (!cli_json(call))
         printf("  tokenizer of %u ids, image of %.1f MB\n"
                "  parse tokenizer.json             %10.2f ms\n"
                "  map the image from the cache     %10.2f ms   target 3 ms; the slowest of %d: "
                "%.2f\n"
                "    parsing against mapping        %10.1fx\n"
+               "    its copy, made behind that     %10.2f ms\n"
                "  encode English, one core         %10.1f MB/s   target 10 MB/s\n",
-               tokenizer_vocab_size(t), (double)len / 1e6, parse_ms, map_ms, MAPS, worst_ms,
-               parse_ms / map_ms, rate);
+               tokenizer_vocab_size(t), (double)len / 1e6, parse_ms, map.ms, MAPS, map.worst_ms,
+               parse_ms / map.ms, map.settle_ms, rate);
     return hard_texts(call, t, hard, err);
 }

@@ -7,10 +7,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Times of files move in ticks of the kernel's clock, or of two seconds on the oldest systems. */
 #define SETTLED_S 3
-#define HUGE_PAGE (UINT64_C(2) << 20)
+#define LEASE_MIN (64 * KIB) /* smaller images are parsed from small files, which costs nothing */
 #define WAIT_MS 30000 /* for another process that compiles the same; then we parse ourselves */
 
 /* What the image depends on, and the files themselves once they had to be read. */
@@ -121,53 +122,108 @@ static struct cache_key *image_key(const struct source *s)
     return key;
 }
 
-/* Memory in huge pages where the host gives them: a thousand page faults would cost as much as
- * copying. NULL when there is none. */
-static void *image_memory(size_t len)
-{
-    uint64_t size = size_align(len, HUGE_PAGE), room;
+/* ---- pages of the store ---- */
 
-    if (!size_add(size, HUGE_PAGE, &room) || room > PTRDIFF_MAX)
-        return NULL;
-    char *p = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return NULL;
-    char *at = (char *)(uintptr_t)size_align((uintptr_t)p, HUGE_PAGE);
-    if (at > p)
-        munmap(p, (size_t)(at - p));
-    if (p + room > at + size)
-        munmap(at + size, (size_t)(p + room - at - size));
-    madvise(at, size, MADV_HUGEPAGE);
-    return at;
+struct engine_lease {
+    struct cache_read *read;
+    char *pages; /* our own mapping of the store's pages that hold the image */
+    size_t len;
+};
+
+static size_t page_size(void)
+{
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* The whole pages around an image. */
+static char *pages_of(const void *image, size_t len, size_t *ret_len)
+{
+    uintptr_t from = (uintptr_t)image & ~(uintptr_t)(page_size() - 1);
+
+    *ret_len = size_align((uintptr_t)image + len - from, page_size());
+    return (char *)from;
 }
 
 static void image_release(void *image, size_t len)
 {
-    munmap(image, size_align(len, HUGE_PAGE));
+    size_t n;
+    char *pages = pages_of(image, len, &n);
+
+    munmap(pages, n);
+}
+
+/*
+ * The store is mapped shared, so that its pages can be mapped a second time (mremap from a length
+ * of 0): at an address of ours, where a copy can take their place later without any pointer
+ * changing.
+ */
+static int lease_pages(struct cache_read *read, const void *stored, size_t len,
+                       struct tokenizer **ret, struct engine_lease **ret_lease)
+{
+    size_t n;
+    char *from = pages_of(stored, len, &n);
+    char *pages = mremap(from, 0, n, MREMAP_MAYMOVE);
+
+    if (pages == MAP_FAILED)
+        return -errno;
+    int r = tokenizer_take(pages + ((const char *)stored - from), len, image_release, ret, NULL);
+    if (r < 0) {
+        munmap(pages, n);
+        return r;
+    }
+    *ret_lease = x_alloc(sizeof **ret_lease);
+    **ret_lease = (struct engine_lease){read, pages, n};
+    return 0;
+}
+
+int engine_lease_settle(struct engine_lease *lease, struct error *err)
+{
+    char *copy = mmap(NULL, lease->len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (copy == MAP_FAILED)
+        return error_sys(err, errno, "no memory for a tokenizer of %zu bytes", lease->len);
+    memcpy(copy, lease->pages, lease->len);
+    mprotect(copy, lease->len, PROT_READ);
+    /* One step for whoever reads there: a fault meanwhile waits for the mapping's lock. */
+    if (mremap(copy, lease->len, lease->len, MREMAP_MAYMOVE | MREMAP_FIXED, lease->pages) ==
+        MAP_FAILED) {
+        int r = error_sys(err, errno, "moving a tokenizer of %zu bytes", lease->len);
+        munmap(copy, lease->len);
+        return r;
+    }
+    engine_lease_free(lease);
+    return 0;
+}
+
+void engine_lease_free(struct engine_lease *lease)
+{
+    if (!lease)
+        return;
+    cache_read_end(lease->read);
+    free(lease);
 }
 
 /* 0, or anything else when the cache has no good image under this key. */
-static int open_stored(struct cache *cache, const struct cache_key *key, struct tokenizer **ret)
+static int open_stored(struct cache *cache, const struct cache_key *key, struct tokenizer **ret,
+                       struct engine_lease **ret_lease)
 {
-    struct cache_read *read;
+    _cleanup_(cache_read_endp) struct cache_read *read = NULL;
     const void *stored;
     size_t len;
 
     if (cache_read_begin(cache, &read, NULL) < 0)
         return -EIO;
     int r = cache_read_get(read, key, &stored, &len, NULL);
-    void *image = r == 0 ? image_memory(len) : NULL;
-    if (image)
-        memcpy(image, stored, len);
-    cache_read_end(read);
-    if (!image)
-        return r ? r : -ENOMEM;
-    mprotect(image, len, PROT_READ);
-    r = tokenizer_take(image, len, image_release, ret, NULL);
-    if (r < 0)
-        image_release(image, len);
+    if (r == 0 && len < LEASE_MIN)
+        r = -ENOTSUP; /* small values are copies that belong to the read */
+    if (r == 0)
+        r = lease_pages(read, stored, len, ret, ret_lease);
+    if (r == 0)
+        read = NULL; /* the lease's now */
     return r;
 }
+
+/* ---- images that are not stored yet ---- */
 
 struct compile {
     const struct source *source;
@@ -220,12 +276,13 @@ static int open_built(struct cache *cache, const struct cache_key *key, const st
     return tokenizer_load_text(f->json.data, f->json.len, f->config.data, f->config.len, ret, err);
 }
 
-int engine_tokenizer_open(struct cache *cache, const char *path, struct tokenizer **ret,
-                          struct error *err)
+int engine_tokenizer_lease(struct cache *cache, const char *path, struct tokenizer **ret,
+                           struct engine_lease **ret_lease, struct error *err)
 {
     struct source s = {0};
     int r = 0;
 
+    *ret_lease = NULL;
     if (!cache)
         return tokenizer_load(path, ret, err);
     for (bool noted = digests_noted(cache, path, &s);; noted = false) {
@@ -234,7 +291,7 @@ int engine_tokenizer_open(struct cache *cache, const char *path, struct tokenize
         if (r < 0)
             break;
         _cleanup_(cache_key_freep) struct cache_key *key = image_key(&s);
-        if (open_stored(cache, key, ret) == 0)
+        if (open_stored(cache, key, ret, ret_lease) == 0)
             break;
         if (s.read) {
             r = open_built(cache, key, &s, ret, err);
@@ -243,4 +300,24 @@ int engine_tokenizer_open(struct cache *cache, const char *path, struct tokenize
     }
     tokenizer_files_free(&s.files);
     return r < 0 ? error_prefix(err, "%s", path) : 0;
+}
+
+int engine_tokenizer_open(struct cache *cache, const char *path, struct tokenizer **ret,
+                          struct error *err)
+{
+    struct engine_lease *lease;
+    struct tokenizer *t;
+    int r = engine_tokenizer_lease(cache, path, &t, &lease, err);
+
+    if (r < 0)
+        return r;
+    if (lease)
+        r = engine_lease_settle(lease, err);
+    if (r < 0) {
+        tokenizer_free(t);
+        engine_lease_free(lease);
+        return r;
+    }
+    *ret = t;
+    return 0;
 }

@@ -27,4 +27,24 @@
 int engine_tokenizer_open(struct cache *cache, const char *path, struct tokenizer **ret,
                           struct error *err);
 
+/*
+ * The same for a process in a hurry: the tokenizer is usable before its image has been copied,
+ * which takes several times as long as all else. *ret_lease is NULL, or the hold on the store's
+ * pages that the tokenizer reads meanwhile: a read of the cache, which must be short
+ * (cache/cache.h). So engine_lease_settle follows soon, from any thread, while others use the
+ * tokenizer.
+ */
+struct engine_lease;
+int engine_tokenizer_lease(struct cache *cache, const char *path, struct tokenizer **ret,
+                           struct engine_lease **ret_lease, struct error *err);
+
+/*
+ * Puts a copy of the pages in the place of the store's and ends the hold; frees the lease. -ENOMEM:
+ * nothing has changed, try again later.
+ */
+int engine_lease_settle(struct engine_lease *lease, struct error *err);
+/* Ends the hold when the tokenizer is no longer used; before the cache is closed. NULL is fine. */
+void engine_lease_free(struct engine_lease *lease);
+DEFINE_CLEANUP(struct engine_lease *, engine_lease_free)
+
 #endif

@@ -172,6 +172,19 @@ static void run_reading(struct work *work)
     text_load(model->path, model->gw->cache, &model->read, &model->read_error);
 }
 
+/* Behind the first requests: the tokenizer is copied out of the cache. */
+static void run_settling(struct work *work)
+{
+    struct gw_model *model =
+        (struct gw_model *)((char *)work - offsetof(struct gw_model, settling));
+
+    text_settle(model->text);
+}
+
+static void settled(struct work *work)
+{
+}
+
 static void reading_done(struct work *work)
 {
     struct gw_model *model = (struct gw_model *)((char *)work - offsetof(struct gw_model, reading));
@@ -199,6 +212,10 @@ static void reading_done(struct work *work)
         take_up(model);
     }
     request_model_ready(model, model->text ? NULL : &err);
+    if (model->text) {
+        model->settling = (struct work){.run = run_settling, .done = settled};
+        work_submit(model->gw->work, &model->settling);
+    }
     gw_pump(model->gw);
 }
 

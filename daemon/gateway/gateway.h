@@ -60,7 +60,7 @@ struct gw_model {
     enum gw_model_state state;
     struct text *text;         /* READY */
     struct sched_model *sched; /* READY */
-    struct work reading;
+    struct work reading, settling;
     struct text *read; /* what the worker has read, until it is done */
     struct error read_error;
     struct gw_jobs waiting; /* jobs that wait for READY */

@@ -113,7 +113,7 @@ static void read_form(struct text *text)
 int text_load(const char *dir, struct cache *cache, struct text **ret, struct error *err)
 {
     struct text *text = x_alloc(sizeof *text);
-    int r = engine_tokenizer_open(cache, dir, &text->tokenizer, err);
+    int r = engine_tokenizer_lease(cache, dir, &text->tokenizer, &text->lease, err);
 
     if (r < 0) {
         text_free(text);
@@ -129,11 +129,18 @@ int text_load(const char *dir, struct cache *cache, struct text **ret, struct er
     return 0;
 }
 
+void text_settle(struct text *text)
+{
+    if (text->lease && engine_lease_settle(text->lease, NULL) == 0)
+        text->lease = NULL;
+}
+
 void text_free(struct text *text)
 {
     if (!text)
         return;
     tokenizer_free(text->tokenizer);
+    engine_lease_free(text->lease);
     chat_template_free(text->chat);
     free(text);
 }

@@ -15,6 +15,7 @@
 
 struct text {
     struct tokenizer *tokenizer;
+    struct engine_lease *lease; /* of the tokenizer, until text_settle */
     struct chat_template *chat; /* NULL: chat_error says why */
     struct error chat_error;
     struct chat_form form; /* how it writes calls and thoughts, as its template shows it */
@@ -31,6 +32,8 @@ struct text {
 
 /* cache (may be NULL) holds compiled tokenizers. */
 int text_load(const char *dir, struct cache *cache, struct text **ret, struct error *err);
+/* Ends what the tokenizer holds of the cache; others may use the text meanwhile. */
+void text_settle(struct text *text);
 void text_free(struct text *text);
 
 /*
