@@ -19,14 +19,17 @@ static int no_memory(struct encoder *e, size_t len)
     return error_set(e->err, ENOMEM, "no memory to encode a text of %zu bytes", len);
 }
 
-static const struct image_merge *merge_find(const struct tokenizer *t, uint32_t left,
-                                            uint32_t right)
+#define NO_RANK UINT32_MAX
+
+/* The rank of a pair's merge, or NO_RANK. */
+static uint32_t merge_find(const struct tokenizer *t, uint32_t left, uint32_t right)
 {
-    uint32_t n = t->h->merges.n, i = merge_slot(left, right, n);
-    for (; t->merges[i].left != NO_ID; i = i + 1 == n ? 0 : i + 1)
-        if (t->merges[i].left == left && t->merges[i].right == right)
-            return &t->merges[i];
-    return NULL;
+    uint64_t key = merge_key(left, right);
+    uint32_t n = t->h->merges.n, i = merge_bucket(key, n / MERGE_BUCKET) * MERGE_BUCKET;
+    for (; t->merges[i] != MERGE_EMPTY; i = i + 1 == n ? 0 : i + 1)
+        if (t->merges[i] >> MERGE_RANK_BITS == key)
+            return (uint32_t)t->merges[i] & ((1u << MERGE_RANK_BITS) - 1);
+    return NO_RANK;
 }
 
 /* --- From text to the symbols that merging begins with --- */
@@ -153,20 +156,20 @@ static int char_symbols(struct encoder *e, const char *word, size_t len, size_t 
 /* Few symbols: look at all pairs each time. ids[0..n) in place; returns the new n. */
 static size_t merge_scan(const struct tokenizer *t, uint32_t *ids, size_t n)
 {
-    const struct image_merge *pair[SCAN_MAX];
+    uint32_t pair[SCAN_MAX];
     for (size_t i = 0; i + 1 < n; i++)
         pair[i] = merge_find(t, ids[i], ids[i + 1]);
     for (;;) {
         size_t best = SIZE_MAX;
-        uint32_t rank = UINT32_MAX;
+        uint32_t rank = NO_RANK;
         for (size_t i = 0; i + 1 < n; i++)
-            if (pair[i] && pair[i]->rank < rank) {
-                rank = pair[i]->rank;
+            if (pair[i] < rank) {
+                rank = pair[i];
                 best = i;
             }
         if (best == SIZE_MAX)
             return n;
-        ids[best] = pair[best]->id;
+        ids[best] = t->ranks[rank];
         memmove(ids + best + 1, ids + best + 2, (n - best - 2) * sizeof *ids);
         if (n > best + 2)
             memmove(pair + best + 1, pair + best + 2, (n - best - 3) * sizeof *pair);
@@ -212,9 +215,10 @@ static void queue_pair(const struct tokenizer *t, struct scratch *s, int32_t lef
     int32_t right = left < 0 ? -1 : s->symbols[left].next;
     if (right < 0)
         return;
-    const struct image_merge *m = merge_find(t, s->symbols[left].id, s->symbols[right].id);
-    if (m)
-        heap_push(s->queue, n, (struct queued){(uint64_t)m->rank << 32 | (uint32_t)left, m->id});
+    uint32_t rank = merge_find(t, s->symbols[left].id, s->symbols[right].id);
+    if (rank != NO_RANK)
+        heap_push(s->queue, n,
+                  (struct queued){(uint64_t)rank << 32 | (uint32_t)left, t->ranks[rank]});
 }
 
 static size_t link_and_queue(const struct tokenizer *t, struct scratch *s, size_t n)
@@ -226,9 +230,10 @@ static size_t link_and_queue(const struct tokenizer *t, struct scratch *s, size_
         s->symbols[i].dead = 0;
     }
     for (size_t i = 0; i + 1 < n; i++) {
-        const struct image_merge *m = merge_find(t, s->symbols[i].id, s->symbols[i + 1].id);
-        if (m)
-            s->queue[queued++] = (struct queued){(uint64_t)m->rank << 32 | (uint32_t)i, m->id};
+        uint32_t rank = merge_find(t, s->symbols[i].id, s->symbols[i + 1].id);
+        if (rank != NO_RANK)
+            s->queue[queued++] =
+                (struct queued){(uint64_t)rank << 32 | (uint32_t)i, t->ranks[rank]};
     }
     for (size_t i = queued / 4 + 1; i-- > 0;)
         if (i < queued)
@@ -244,8 +249,8 @@ static void merge_one(const struct tokenizer *t, struct scratch *s, struct queue
     if (left->dead || left->next < 0)
         return;
     right = left->next;
-    const struct image_merge *m = merge_find(t, left->id, s->symbols[right].id);
-    if (!m || m->id != top.id)
+    uint32_t rank = merge_find(t, left->id, s->symbols[right].id);
+    if (rank == NO_RANK || t->ranks[rank] != top.id)
         return;
     left->id = top.id;
     left->next = s->symbols[right].next;

@@ -15,7 +15,8 @@
     X(tokens, sizeof(struct image_token))                                                          \
     X(vocab, sizeof(struct image_vocab))                                                           \
     X(slots, sizeof(uint32_t))                                                                     \
-    X(merges, sizeof(struct image_merge))                                                          \
+    X(merges, sizeof(uint64_t))                                                                    \
+    X(ranks, sizeof(uint32_t))                                                                     \
     X(added, sizeof(struct image_added))                                                           \
     X(comps, sizeof(struct image_comp))                                                            \
     X(post, sizeof(struct image_post))                                                             \
@@ -101,7 +102,8 @@ static bool tables_ok(const struct image_header *h, const char *base)
     const struct image_token *tokens = (const void *)(base + h->tokens.off);
     const struct image_vocab *vocab = (const void *)(base + h->vocab.off);
     const uint32_t *slots = (const void *)(base + h->slots.off);
-    const struct image_merge *merges = (const void *)(base + h->merges.off);
+    const uint64_t *merges = (const void *)(base + h->merges.off);
+    const uint32_t *ranks = (const void *)(base + h->ranks.off);
     size_t empty = 0;
     bool ok = true;
     for (uint32_t i = 0; i < h->tokens.n; i++)
@@ -115,9 +117,12 @@ static bool tables_ok(const struct image_header *h, const char *base)
     ok &= empty > 0; /* or a look-up never ends */
     empty = 0;
     for (uint32_t i = 0; i < h->merges.n; i++) {
-        ok &= merges[i].left == NO_ID || merges[i].id < h->n_ids;
-        empty += merges[i].left == NO_ID;
+        uint64_t rank = merges[i] & ((1u << MERGE_RANK_BITS) - 1);
+        ok &= merges[i] == MERGE_EMPTY || rank < h->ranks.n;
+        empty += merges[i] == MERGE_EMPTY;
     }
+    for (uint32_t i = 0; i < h->ranks.n; i++)
+        ok &= ranks[i] < h->n_ids;
     ok &= empty > 0;
     for (int i = 0; i < 256; i++)
         ok &= id_ok(h, h->byte_token[i]) && id_ok(h, h->byte_fallback[i]);
@@ -202,6 +207,7 @@ static int check_frame(const struct image_header *h, struct error *err)
 #undef X
     if (h->n_ids > IMAGE_MAX_IDS || h->n_ids != h->tokens.n || !id_ok(h, h->unk_id) ||
         (h->slots.n & (h->slots.n - 1)) || !h->slots.n || !h->merges.n ||
+        h->merges.n % MERGE_BUCKET || h->ranks.n > IMAGE_MAX_RANKS ||
         (h->pairs.n && h->pairs.n != PAIRS_BYTES) || h->known.n != (h->pairs.n ? KNOWN_BYTES : 0) ||
         !text_ok(h, base, h->prefix) || !text_ok(h, base, h->suffix))
         return damaged(err, "impossible counts");

@@ -7,7 +7,9 @@
  *   tokens    struct image_token [n_ids]: the spelling of each id, for decoding and look-ups
  *   vocab     struct image_vocab [n_vocab]: the model's keys, as bytes that the encoder looks for
  *   slots     u32 [n_slots]: open-addressed hash of vocab, by checksum_of(key): index + 1, 0 empty
- *   merges    struct image_merge [n_merge_slots]: open-addressed hash by (left, right)
+ *   merges    u64 [8 * buckets]: hash by (left, right) in buckets of a cache line, filled from the
+ *             front, overflowing into the next: left << 43 | right << 22 | rank, all ones empty
+ *   ranks     u32 [n_ranks]: the id that the merge of each rank makes
  *   added     struct image_added [n_added]: patterns of added tokens, those matched against the raw
  *             text first (n_added_raw), each part sorted by bytes and free of duplicates
  *   comps     struct image_comp: normalizers, pre-tokenizers, decoders, sequences flattened
@@ -31,9 +33,10 @@
 #include "base/mem.h"
 
 #define IMAGE_MAGIC UINT64_C(0x314B4F5452454D45) /* "EMERTOK1" on little-endian hosts */
-#define IMAGE_MAX_IDS (1u << 23)
-#define IMAGE_MAX_COMPS 64 /* all components */
-#define IMAGE_MAX_PRE 32   /* pre-tokenizers */
+#define IMAGE_MAX_IDS (1u << 21)                 /* MERGE_ID_BITS */
+#define IMAGE_MAX_RANKS (1u << 21)               /* fewer than fit into MERGE_RANK_BITS */
+#define IMAGE_MAX_COMPS 64                       /* all components */
+#define IMAGE_MAX_PRE 32                         /* pre-tokenizers */
 #define PAIRS_BYTES 65536u
 #define KNOWN_BYTES 8192u
 #define NO_ID UINT32_MAX
@@ -66,10 +69,10 @@ struct image_vocab {
     uint32_t id;
 };
 
-struct image_merge {
-    uint32_t left, right; /* left is NO_ID in an empty slot */
-    uint32_t rank, id;
-};
+#define MERGE_ID_BITS 21
+#define MERGE_RANK_BITS 22
+#define MERGE_BUCKET 8u
+#define MERGE_EMPTY UINT64_MAX
 
 enum added_flag { ADDED_SINGLE_WORD = 1, ADDED_LSTRIP = 2, ADDED_RSTRIP = 4 };
 struct image_added {
@@ -156,14 +159,21 @@ struct image_header {
     uint32_t n_norm, n_pre, n_dec; /* in this order within comps */
     uint32_t max_added_len;
     struct image_str prefix, suffix; /* continuing_subword_prefix, end_of_word_suffix */
-    struct image_section strings, tokens, vocab, slots, merges, added, comps, post, pairs, known;
+    struct image_section strings, tokens, vocab, slots, merges, ranks, added, comps, post, pairs,
+        known;
     uint32_t byte_token[256];    /* FLAG_BYTES: id of each byte, or NO_ID */
     uint32_t byte_fallback[256]; /* id of "<0xNN>", or NO_ID */
 };
 
-static inline uint32_t merge_slot(uint32_t left, uint32_t right, uint32_t n)
+static inline uint64_t merge_key(uint32_t left, uint32_t right)
 {
-    uint64_t x = ((uint64_t)left << 32 | right) * UINT64_C(0x9E3779B97F4A7C15);
+    return (uint64_t)left << MERGE_ID_BITS | right;
+}
+
+/* The bucket of n that a pair is looked for in first. */
+static inline uint32_t merge_bucket(uint64_t key, uint32_t n)
+{
+    uint64_t x = key * UINT64_C(0x9E3779B97F4A7C15);
     x ^= x >> 29;
     x *= UINT64_C(0xBF58476D1CE4E5B9);
     return (uint32_t)((x >> 32) * n >> 32);
@@ -183,7 +193,7 @@ int image_check_frame(const void *image, size_t len, struct error *err);
 /* The builder (load.c) fills these and image_build lays them out. */
 struct image_parts {
     struct image_header h; /* flags, ids, counts, byte tables; not the sections */
-    struct buffer strings, tokens, vocab, slots, merges, added, comps, post, pairs, known;
+    struct buffer strings, tokens, vocab, slots, merges, ranks, added, comps, post, pairs, known;
 };
 void image_parts_free(struct image_parts *p);
 /* Adds a text to the strings. */

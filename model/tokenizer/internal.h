@@ -17,7 +17,8 @@ struct tokenizer {
     const struct image_token *tokens;
     const struct image_vocab *vocab;
     const uint32_t *slots;
-    const struct image_merge *merges;
+    const uint64_t *merges;
+    const uint32_t *ranks;
     const struct image_added *added;
     const struct image_comp *norm, *pre, *dec;
     const struct image_post *post;

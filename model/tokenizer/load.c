@@ -210,13 +210,15 @@ static bool merge_sides(const json_t *j, const char **a, size_t *n_a, const char
     return true;
 }
 
-static void put_merge(struct loader *l, struct image_merge m)
+static void put_merge(struct loader *l, uint32_t left, uint32_t right, uint32_t rank)
 {
-    struct image_merge *slots = (void *)l->p.merges.data;
-    uint32_t n = (uint32_t)(l->p.merges.len / sizeof *slots), i = merge_slot(m.left, m.right, n);
-    while (slots[i].left != NO_ID && (slots[i].left != m.left || slots[i].right != m.right))
+    uint64_t *slots = (void *)l->p.merges.data, key = merge_key(left, right);
+    uint32_t n = (uint32_t)(l->p.merges.len / sizeof *slots);
+    uint32_t i = merge_bucket(key, n / MERGE_BUCKET) * MERGE_BUCKET;
+    while (slots[i] != MERGE_EMPTY && slots[i] >> MERGE_RANK_BITS != key)
         i = i + 1 == n ? 0 : i + 1;
-    slots[i] = m; /* a repeated pair takes the later rank, as in the reference */
+    /* A repeated pair takes the later rank, as in the reference. */
+    slots[i] = key << MERGE_RANK_BITS | rank;
 }
 
 /* Notes which characters stand side by side in a merged token. */
@@ -248,32 +250,35 @@ static int add_merge(struct loader *l, const json_t *j, uint32_t rank, struct bu
 {
     const char *a, *b;
     size_t n_a, n_b, n_prefix = l->p.h.prefix.len;
-    struct image_merge m = {.rank = rank};
+    uint32_t left, right, id;
     if (!merge_sides(j, &a, &n_a, &b, &n_b) || n_b < n_prefix)
         return error_set(l->err, EBADMSG, "tokenizer.json: merge %u is not a pair of tokens", rank);
     room->len = 0;
     if (buffer_append(room, a, n_a) < 0 || buffer_append(room, b + n_prefix, n_b - n_prefix) < 0)
         return no_memory(l);
-    if (!model_id(l, a, n_a, &m.left) || !model_id(l, b, n_b, &m.right) ||
-        !model_id(l, room->data, room->len, &m.id))
+    if (!model_id(l, a, n_a, &left) || !model_id(l, b, n_b, &right) ||
+        !model_id(l, room->data, room->len, &id))
         return error_set(l->err, EBADMSG,
                          "tokenizer.json: merge %u ('%.40s') has a token outside the vocabulary",
                          rank, room->data);
-    if (is_stand_in(l, m.left) || is_stand_in(l, m.right) || is_stand_in(l, m.id))
+    if (is_stand_in(l, left) || is_stand_in(l, right) || is_stand_in(l, id))
         *regular = false;
     if (l->p.pairs.len && room->len)
         note_pairs(l, room->data, room->len);
-    put_merge(l, m);
-    return 0;
+    put_merge(l, left, right, rank);
+    return buffer_append(&l->p.ranks, &id, sizeof id) < 0 ? no_memory(l) : 0;
 }
 
 static int make_merge_table(struct loader *l, size_t n)
 {
-    uint64_t slots = n + n / 2 + 8;
-    if (n > UINT32_MAX / 4 || buffer_reserve(&l->p.merges, slots * sizeof(struct image_merge)) < 0)
+    /* Six of a bucket's eight on average. */
+    uint64_t bytes = (n / 6 + 1) * MERGE_BUCKET * sizeof(uint64_t);
+    if (n > IMAGE_MAX_RANKS)
+        return bad(l, "more than two million merges");
+    if (buffer_reserve(&l->p.merges, bytes) < 0)
         return no_memory(l);
-    l->p.merges.len = slots * sizeof(struct image_merge);
-    memset(l->p.merges.data, 0xFF, l->p.merges.len);
+    l->p.merges.len = bytes;
+    memset(l->p.merges.data, 0xFF, bytes);
     return 0;
 }
 

@@ -20,6 +20,7 @@ static void open_sections(struct tokenizer *t, const void *image)
     t->vocab = (const void *)(base + h->vocab.off);
     t->slots = (const void *)(base + h->slots.off);
     t->merges = (const void *)(base + h->merges.off);
+    t->ranks = (const void *)(base + h->ranks.off);
     t->added = (const void *)(base + h->added.off);
     t->norm = (const void *)(base + h->comps.off);
     t->pre = t->norm + h->n_norm;

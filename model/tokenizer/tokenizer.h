@@ -54,7 +54,7 @@ int tokenizer_load_text(const char *json, size_t len, const char *config, size_t
  * The compiled image, owned by the tokenizer: bytes to store as they are, valid on machines of the
  * same byte order and for the same TOKENIZER_IMAGE_VERSION.
  */
-#define TOKENIZER_IMAGE_VERSION 1
+#define TOKENIZER_IMAGE_VERSION 2
 void tokenizer_image(const struct tokenizer *t, const void **ret_image, size_t *ret_len);
 
 /*
