@@ -322,8 +322,10 @@ static int try_pack(const struct checkpoint *checkpoint, const struct load_optio
     pack_free(TAKE(pack));
     packs_used(path);
     r = load_pack(path, options, ret, err);
-    if (r == 0 && ret->repaired)
+    if (r == 0 && ret->repaired) { /* a whole one is to be written */
         unlink(path);
+        ret->converted = true;
+    }
     return r;
 }
 

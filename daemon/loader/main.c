@@ -2,11 +2,15 @@
 /*
  * ember-loader: one per load. Takes the path of a checkpoint or pack over the link, says what it
  * needs, waits to be admitted, loads, hands weights and manifest over as sealed descriptors and
- * exits. It dies with emberd (the link closes).
+ * exits. Or takes such descriptors, writes their pack and exits. It dies with emberd (the link
+ * closes).
  */
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -14,8 +18,13 @@
 #include "daemon/link.h"
 #include "ember/v1/internal.pb-c.h"
 #include "engine/load.h"
+#include "engine/packs.h"
 
 #define PROGRESS_NS 20000000 /* between two progress messages */
+
+/* ioprio_set(2): <linux/ioprio.h> is not everywhere */
+#define IOPRIO_WHO_PROCESS 1
+#define IOPRIO_IDLE (3 << 13)
 
 struct loader {
     int link;
@@ -119,7 +128,7 @@ static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
     done.digest = digest_hex(&loaded.digest, hex);
     done.ms = loaded.ms;
     done.from_pack = loaded.from_pack;
-    done.converted = loaded.converted;
+    done.pack_wanted = loaded.converted;
     done.key.data = loaded.key.bytes;
     done.key.len = sizeof loaded.key.bytes;
     from.kind_case = EMBER__V1__FROM_LOADER__KIND_DONE;
@@ -129,21 +138,63 @@ static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
     return r < 0;
 }
 
+/* Nobody waits for this: it takes what processor and disk have left. */
+static void step_back(void)
+{
+    struct sched_param none = {0};
+
+    sched_setscheduler(0, SCHED_IDLE, &none);
+    syscall(SYS_ioprio_set, IOPRIO_WHO_PROCESS, 0, IOPRIO_IDLE);
+}
+
+static int pack(struct loader *loader, const Ember__V1__LoaderPack *order, const int *fds)
+{
+    struct packs_options options = {.folder = order->packs_dir,
+                                    .limit = order->limit,
+                                    .rate = order->rate,
+                                    .quant = order->quant};
+    Ember__V1__LoaderPacked packed = EMBER__V1__LOADER_PACKED__INIT;
+    Ember__V1__FromLoader from = EMBER__V1__FROM_LOADER__INIT;
+    uint64_t start = clock_ns();
+    struct error err = {0};
+    struct digest key;
+
+    if (order->key.len != sizeof key.bytes) {
+        error_set(&err, EPROTO, "a key of %zu bytes", order->key.len);
+        return fail(loader, &err);
+    }
+    memcpy(key.bytes, order->key.data, sizeof key.bytes);
+    step_back();
+    int r = packs_keep(order->path, &key, fds[0], fds[1], &options, &err);
+    if (r < 0)
+        return fail(loader, &err);
+    packed.written = r == 0;
+    packed.ms = clock_ms_since(start);
+    from.kind_case = EMBER__V1__FROM_LOADER__KIND_PACKED;
+    from.packed = &packed;
+    return say(loader, &from, NULL, 0) < 0;
+}
+
 int main(int argc, char **argv)
 {
     struct loader loader = {.link = LINK_FD};
     ProtobufCMessage *message;
-    size_t n_fds = 0;
+    int fds[2] = {-1, -1}, status = 2;
+    size_t n_fds = ARRAY_LEN(fds);
 
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* a file that may not grow is an error of the write */
     log_init("ember-loader", LOG_LEVEL_INFO);
-    int r = link_recv(LINK_FD, &ember__v1__to_loader__descriptor, &message, NULL, &n_fds);
+    int r = link_recv(LINK_FD, &ember__v1__to_loader__descriptor, &message, fds, &n_fds);
     if (r < 0) {
         fprintf(stderr, "ember-loader is started by emberd; to load a model: emberctl load DIR\n");
         return 2;
     }
     const Ember__V1__ToLoader *to = (const Ember__V1__ToLoader *)message;
-    int status = to->kind_case == EMBER__V1__TO_LOADER__KIND_START ? load(&loader, to->start) : 2;
+    if (to->kind_case == EMBER__V1__TO_LOADER__KIND_START)
+        status = load(&loader, to->start);
+    else if (to->kind_case == EMBER__V1__TO_LOADER__KIND_PACK && n_fds == ARRAY_LEN(fds))
+        status = pack(&loader, to->pack, fds);
     protobuf_c_message_free_unpacked(message, NULL);
     return status;
 }

@@ -38,6 +38,7 @@ void mgr_describe_model(const struct mgr_model *m, Ember__V1__Model *ret)
     ret->idle_seconds = m->used_ns && now > m->used_ns ? (double)(now - m->used_ns) / 1e9 : 0;
     ret->digest = (char *)m->digest;
     ret->quant = m->quant;
+    ret->from_pack = m->state == MODEL_PARKED && m->from_pack;
     ret->error = (char *)m->error.text;
     ret->kv_type = (char *)kv_kind_name(mgr_model_kv_kind(m));
     ret->instance_bytes = m->state == MODEL_PARKED ? mgr_model_instance_bytes(m) : 0;

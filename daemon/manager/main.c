@@ -193,7 +193,7 @@ static void on_drained(int fd, short what, void *arg)
     bool done = TAILQ_EMPTY(&mgr->instances) && !mgr->gateway.child;
 
     TAILQ_FOREACH(m, &mgr->models, link)
-    done &= m->loader == NULL;
+    done &= m->loader == NULL && m->packer == NULL;
     TAILQ_FOREACH(i, &mgr->instances, link)
     if (mgr->killing && i->child)
         child_kill(i->child);
@@ -222,6 +222,7 @@ static void fail_all(struct mgr *mgr, const struct error *why)
         m->wanted = false;
         if (m->loader)
             child_kill(m->loader);
+        mgr_pack_stop(m);
     }
 }
 
@@ -333,6 +334,7 @@ static int start(struct mgr *mgr, struct error *err)
     if (!mgr->base)
         return error_set(err, ENOMEM, "no event loop");
     mgr_settle_init(mgr);
+    mgr_pack_init(mgr);
     mgr_notify_init(mgr);
     start_watchdog(mgr);
     if (getrandom(&mgr->id_epoch, sizeof mgr->id_epoch, 0) < 0)
@@ -368,6 +370,7 @@ static void finish(struct mgr *mgr)
     if (mgr->base) {
         mgr_notify_free();
         mgr_settle_free(mgr);
+        free(mgr->packs_dir);
         mgr_gateway_free(mgr);
         event_base_free(mgr->base);
     }

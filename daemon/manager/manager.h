@@ -8,6 +8,7 @@
  *   instance.c  instances: started, warm, leased, gone
  *   spawn.c     spawns that wait, leases
  *   settle.c    the one place where policy (scheduler/pool.h) is asked and obeyed
+ *   packer.c    packs that are written in the background
  *   notify.c    telling systemd;  fdstore.c  weights in its descriptor store, and back
  *   gateway.c   ember-gateway: started, watched, stopped
  *   service.c   the RPCs;  describe.c  our state as messages
@@ -50,6 +51,7 @@
     X(spawn_failures)                                                                              \
     X(loads)                                                                                       \
     X(load_failures)                                                                               \
+    X(packs)                                                                                       \
     X(evictions)                                                                                   \
     X(instances_lost)
 
@@ -129,6 +131,9 @@ struct mgr_model {
     struct filling *early;
     int early_fds[3]; /* weights, manifest, the page of `early` */
     bool from_pack;
+    struct child *packer; /* writes its pack */
+    bool pack_wanted;     /* one is to be written when nothing else is to be done */
+    uint8_t pack_key[16]; /* of the checkpoint that was loaded */
 
     int64_t standby;                       /* asked for; -1: the configured number */
     uint64_t kv_asked;                     /* asked for; 0: the configured number */
@@ -246,6 +251,7 @@ struct mgr {
     } counters;
     struct mgr_cache_count cache_counts[MGR_CACHE_COUNTS_MAX];
     size_t n_cache_counts;
+    char *packs_dir;
     char notice[256]; /* the last thing that instances had to say */
 
     int *listen_fds; /* listening sockets that systemd made for us */
@@ -334,6 +340,18 @@ void mgr_spawn_fail(struct mgr_model *model, uint32_t n, const struct error *why
 void mgr_lease_release(struct mgr_instance *instance, const char *reason);
 /* The driver of an instance has come or gone. */
 void mgr_lease_driver(struct mgr_instance *instance, bool connected, const char *token);
+
+/* ---- packer.c ---- */
+
+void mgr_pack_init(struct mgr *mgr);
+/* The folder of packs; NULL: none. */
+const char *mgr_packs_dir(const struct mgr *mgr);
+/* A load is over: notes whether its pack is to be written. */
+void mgr_pack_loaded(struct mgr_model *model, const Ember__V1__LoaderDone *done);
+/* Starts what has been noted, when it is in nobody's way. */
+void mgr_pack_settle(struct mgr *mgr);
+/* Ends it: the model's memory is about to be given up. */
+void mgr_pack_stop(struct mgr_model *model);
 
 /* ---- notify.c ---- */
 

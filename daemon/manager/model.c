@@ -445,6 +445,7 @@ static void on_done(struct mgr_model *model, const Ember__V1__LoaderDone *done, 
     end_early(model, false);
     snprintf(model->digest, sizeof model->digest, "%s", done->digest);
     model->from_pack = done->from_pack;
+    mgr_pack_loaded(model, done);
     model->weights_fd = TAKE_FD(fds[0]);
     model->manifest_fd = TAKE_FD(fds[1]);
     model->load_ns = clock_ns() - model->load_started_ns;
@@ -540,6 +541,7 @@ void mgr_model_load_start(struct mgr_model *model)
     start.quant = model->quant;
     start.threads = (uint32_t)model->mgr->options.threads;
     start.rate = model->mgr->options.load_rate;
+    start.packs_dir = (char *)(mgr_packs_dir(model->mgr) ? mgr_packs_dir(model->mgr) : "");
     start.early = model->mgr->options.early_start != EMBERD_EARLY_NEVER;
     message.kind_case = EMBER__V1__TO_LOADER__KIND_START;
     message.start = &start;
@@ -567,6 +569,8 @@ void mgr_model_check_left(struct mgr_model *model)
     for (int i = 0; i < INSTANCE_GONE; i++)
         if (model->instances[i])
             return;
+    if (model->packer) /* it holds the memory, too */
+        return;
     model->charged = 0;
     mgr_model_set_state(model, model->leaving_failed ? MODEL_FAILED : MODEL_COLD);
     model->leaving_failed = false;
@@ -586,6 +590,7 @@ void mgr_model_unload(struct mgr_model *model, const struct error *why)
         log_info("model given up", "model=%s bytes=%llu reason=\"%s\"", model->name,
                  (unsigned long long)model->weights_bytes, why->text);
         mgr_fdstore_remove(model);
+        mgr_pack_stop(model);
         model->weights_fd = fd_close(model->weights_fd);
         model->manifest_fd = fd_close(model->manifest_fd);
         model->leaving_failed = false;

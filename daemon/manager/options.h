@@ -29,6 +29,14 @@
       "whether kernels are compiled for a model's shapes when there is a compiler") \
     X("cache", cc, STRING, "cc", "", RELOAD, \
       "the C compiler that kernels are compiled with") \
+    X("packs", packs, ENUM, "auto", "auto|always|never", RELOAD, \
+      "whether a pack of a checkpoint is written in the background: auto: when its load had to convert something") \
+    X("packs", packs_dir, PATH, "", "", RESTART, \
+      "folder of those packs; empty: packs in cache_dir") \
+    X("packs", packs_limit, BYTES, "64GiB", "0..", RELOAD, \
+      "bytes that packs may take; what was used longest ago makes room; 0: no bound") \
+    X("packs", packs_rate, BYTES, "256MiB", "0..", RELOAD, \
+      "bytes a second that are written at most; 0: no limit") \
     X("backend", backend, STRING, "cpu", "", RESTART, \
       "\"cpu\", or the path of a plug-in that speaks the ABI of include/ember/backend.h") \
     X("backend", threads, INT, "0", "0..1024", RELOAD, \
@@ -80,6 +88,7 @@ struct emberd_options {
 };
 
 /* Members of ENUM options. */
+enum emberd_packs { EMBERD_PACKS_AUTO, EMBERD_PACKS_ALWAYS, EMBERD_PACKS_NEVER };
 enum emberd_early { EMBERD_EARLY_AUTO, EMBERD_EARLY_NEVER };
 enum emberd_compile { EMBERD_COMPILE_AUTO, EMBERD_COMPILE_NEVER };
 

@@ -283,6 +283,7 @@ static void on_settle(int fd, short what, void *arg)
         settle_overrun(mgr);
         wake = settle_starts(mgr, short_of_memory);
         wake = MIN(wake, settle_idle(mgr));
+        mgr_pack_settle(mgr);
     }
     now = clock_ns();
     if (wake != UINT64_MAX) {
