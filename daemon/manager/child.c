@@ -331,6 +331,8 @@ static void put_line(struct child *c)
     c->line_len = 0;
     log_pass(text, len);
     if (len > 2 && text[0] == '<' && text[1] >= '0' && text[1] <= '7' && text[2] == '>') {
+        if (text[1] > '4') /* what went well is no reason for an end */
+            return;
         text += 3;
         len -= 3;
     }

@@ -88,6 +88,7 @@ class Managed(unittest.TestCase):
         # Asked at once: the connection waits in the socket that emberd holds.
         self.assertEqual(w.complete(STORY, max_tokens=8)["choices"], text)
         after = w.serving()
+        self.assertIn('error="killed by signal 9 (Killed)"', w.emberd.text())
         self.assertNotEqual(after["pid"], before["pid"])
         self.assertEqual(after["restarts"], 1)
         for same in ("spawns", "loads", "instances_lost"):
