@@ -66,7 +66,8 @@ struct http_request {
     bool chunked;         /* HTTP/1.1 */
     struct evbuffer *out; /* of its connection, and the socket: set when the stream begins */
     int fd;
-    bool behind; /* `out` may hold something */
+    bool behind;    /* `out` may hold something */
+    bool encrypted; /* this connection, whatever a reload has made of new ones */
 };
 
 /* ---- a request's life ---- */
@@ -563,6 +564,7 @@ void http_stream_begin(struct http_request *request)
     request->out = bufferevent_get_output(bev);
     request->fd = bufferevent_getfd(bev);
     request->behind = true; /* the header */
+    request->encrypted = tls_is_on(bev);
     http_header(request, "Content-Type", "text/event-stream; charset=utf-8");
     http_header(request, "Cache-Control", "no-cache");
     http_header(request, "X-Accel-Buffering", "no");
@@ -607,7 +609,7 @@ static void flush_one(struct http_request *request)
     size_t len;
     const char *chunk = take_chunk(request, &len);
 
-    if (!request->server->tls && !backlog(request)) {
+    if (!request->encrypted && !backlog(request)) {
         ssize_t n = send(request->fd, chunk, len, MSG_DONTWAIT | MSG_NOSIGNAL);
         chunk += MAX(n, 0);
         len -= (size_t)MAX(n, 0);

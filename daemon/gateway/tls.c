@@ -73,3 +73,8 @@ struct bufferevent *tls_bufferevent(struct tls *tls, struct event_base *base)
         SSL_free(ssl);
     return bev;
 }
+
+bool tls_is_on(struct bufferevent *bev)
+{
+    return bufferevent_openssl_get_ssl(bev) != NULL;
+}

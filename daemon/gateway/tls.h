@@ -4,6 +4,7 @@
 #define EMBER_DAEMON_GATEWAY_TLS_H
 
 #include <event2/bufferevent.h>
+#include <stdbool.h>
 
 #include "base/error.h"
 
@@ -16,5 +17,7 @@ int tls_new(const char *certificate, const char *key, struct tls **ret, struct e
 void tls_free(struct tls *tls);
 /* A server's end without a socket yet; NULL when memory is short. */
 struct bufferevent *tls_bufferevent(struct tls *tls, struct event_base *base);
+/* Whether the bufferevent is one of those. */
+bool tls_is_on(struct bufferevent *bev);
 
 #endif

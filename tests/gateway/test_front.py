@@ -294,6 +294,26 @@ class Tls(unittest.TestCase):
         wait_until(lambda: "tls_certificate" in self.g.text(), "it is said")
         self.assertEqual(self.name(), "second")
 
+    def test_a_stream_stays_encrypted_when_a_reload_ends_tls(self):
+        config = f"{self.folder}/gateway.conf"
+        with open(config, "w") as f:
+            f.write(f"[http]\ntls_certificate = {self.cert}\ntls_key = {self.key}\n")
+        stack = Stack()
+        self.addCleanup(stack.stop)
+        stack.gateway.stop()
+        g = stack.gateway = gateway.Gateway(stack.folder, stack.emberd.socket, f"--config={config}")
+        g.tls = self.g.tls
+        chunks = g.stream("/v1/completions", prompt=STORY, temperature=0, max_tokens=300,
+                          ignore_eos=True)
+        next(chunks)
+        with open(config, "w") as f:
+            f.write("")
+        g.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "configuration reloaded" in g.text(), "it is read")
+        self.assertEqual(list(chunks)[-1], "[DONE]")
+        g.tls = None
+        self.assertEqual(g.get("/ping")[0], 200)
+
     def test_pairs_that_do_not_fit(self):
         other = f"{self.folder}/other.pem"
         subprocess.run(["openssl", "genpkey", "-algorithm", "ec", "-pkeyopt",
