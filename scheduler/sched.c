@@ -205,8 +205,7 @@ static void link_request(struct request *request)
     request->chain = sched->buckets[request->id & sched->mask];
     sched->buckets[request->id & sched->mask] = request;
     request->next = model->requests;
-    if (request->next)
-        request->next->prev = request;
+    *(request->next ? &request->next->prev : &model->oldest_request) = request;
     model->requests = request;
 }
 
@@ -239,8 +238,7 @@ void request_forget(struct request *request)
     *at = request->chain;
     sched->n_requests--;
     *(request->prev ? &request->prev->next : &model->requests) = request->next;
-    if (request->next)
-        request->next->prev = request->prev;
+    *(request->next ? &request->next->prev : &model->oldest_request) = request->prev;
     request->forgotten = true; /* the caller holds it */
     model->counters.ended++;
     sched_emit(sched, &(struct sched_event){
@@ -408,10 +406,13 @@ static bool is_too_long(const struct request *request)
     return false;
 }
 
-/* A request that has run out of time, or fits no instance (any more); NULL: none. */
+/*
+ * A request that has run out of time, or fits no instance (any more); NULL: none. From the oldest
+ * on: of many that are late together, each is found at once.
+ */
 static struct request *overdue(struct sched_model *model, uint64_t now, enum sched_reason *reason)
 {
-    for (struct request *r = model->requests; r; r = r->next) {
+    for (struct request *r = model->oldest_request; r; r = r->prev) {
         bool waits = !begun(r);
         if (waits && r->deadline && now >= r->deadline) {
             *reason = SCHED_TIMEOUT;

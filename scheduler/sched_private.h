@@ -171,7 +171,7 @@ struct sched_model {
 
     struct sched_instance **instances;
     uint32_t n_instances, cap_instances;
-    struct request *requests; /* all that live, newest first */
+    struct request *requests, *oldest_request; /* all that live, newest first */
     struct client *clients[256];
     struct client **waiting; /* clients with something in their list */
     uint32_t n_clients, n_waiting_clients, cap_waiting;

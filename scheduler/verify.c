@@ -149,6 +149,8 @@ static int verify_requests(const struct sched_model *model, struct error *err)
 
     for (const struct request *r = model->requests; r; r = r->next) {
         uint32_t live = 0;
+        CLAIM(r->next ? r->next->prev == r : model->oldest_request == r,
+              "request %llu: linked wrongly", (unsigned long long)r->id);
         for (uint32_t i = 0; i < r->n; i++) {
             enum seq_state state = r->seqs[i].state;
             live += state != SEQ_ENDED;

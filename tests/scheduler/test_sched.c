@@ -499,9 +499,56 @@ static void every_allocation_may_fail(void **state)
     }
 }
 
+static void count_timeouts(void *context, const struct sched_event *event)
+{
+    uint32_t *counts = context;
+
+    counts[0] += event->kind == SCHED_FINISHED && event->reason == SCHED_TIMEOUT;
+    counts[1] += event->kind == SCHED_DONE;
+}
+
+/* Thousands that wait in vain end together; so do figures stay right while they do. */
+static void a_crowd_runs_out_of_time(void **state)
+{
+    enum { CROWD = 20000 };
+    uint32_t counts[2] = {0}, prompt[4] = {1, 2, 3, 4}, retry;
+    struct sched_config config = {.hash_seed = 1, .event = count_timeouts, .context = counts};
+    struct sched_model_config model_config = {.page_size = 4, .max_queue = CROWD};
+    struct sched_model *model;
+    struct sched_stats stats;
+    struct sched *sched;
+    uint64_t id, next;
+
+    assert_int_equal(sched_new(&config, &sched, NULL), 0);
+    assert_int_equal(sched_model_add(sched, &model_config, &model, NULL), 0);
+    for (uint32_t i = 0; i < CROWD; i++) {
+        struct sched_request r = {.model = model,
+                                  .client = i % 7,
+                                  .prompt = prompt,
+                                  .n_prompt = 4,
+                                  .max_tokens = 1,
+                                  .deadline = (i + 1) * MS + SECOND};
+        assert_int_equal(sched_submit(sched, &r, i * MS, &id, &retry, NULL), 0);
+    }
+    sched_model_stats(model, CROWD * MS, &stats);
+    assert_int_equal(stats.oldest_wait_ns, CROWD * MS);
+    sched_tick(sched, SECOND + CROWD / 2 * MS, &next);
+    assert_int_equal(counts[0], CROWD / 2);
+    assert_int_equal(next, SECOND + (CROWD / 2 + 1) * MS);
+    sched_model_stats(model, CROWD * MS, &stats);
+    assert_int_equal(stats.waiting, CROWD / 2);
+    assert_int_equal(stats.oldest_wait_ns, CROWD / 2 * MS);
+    sched_tick(sched, 2 * CROWD * MS, &next);
+    assert_int_equal(counts[1], CROWD);
+    assert_int_equal(next, UINT64_MAX);
+    assert_int_equal(sched_verify(sched, NULL), 0);
+    sched_free(sched);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_crowd_runs_out_of_time),
         cmocka_unit_test(prompts_run_in_chunks),
         cmocka_unit_test(decodes_come_first_and_prompts_fill_the_rest),
         cmocka_unit_test(prompts_beside_decodes_are_limited),
