@@ -13,7 +13,8 @@ import gateway
 from gateway import Stack, together
 
 HERE = f"{gateway.SOURCE}/tests/goldens"
-SHARED = os.path.join(os.path.dirname(gateway.SOURCE), "shared", "goldens")
+SHARED = os.path.join(os.environ.get("EMBER_SHARED") or
+                      os.path.join(os.path.dirname(gateway.SOURCE), "shared"), "goldens")
 NAMES = [  # dense, sliding windows, MoE, sinks, rope scalings, quantised
     "llama", "llama3-rope-scaling", "mistral-sliding", "qwen2-yarn", "qwen3", "qwen3-moe",
     "qwen3-awq", "qwen3-gptq-desc-act", "qwen3-fp8-block", "qwen3-w8a8-compressed-tensors",
