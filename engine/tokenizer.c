@@ -11,7 +11,7 @@
 
 /* Times of files move in ticks of the kernel's clock, or of two seconds on the oldest systems. */
 #define SETTLED_S 3
-#define LEASE_MIN (64 * KIB) /* smaller images are parsed from small files, which costs nothing */
+#define LEASE_MIN (64 * KIB) /* smaller values may be copies that go with the read */
 #define WAIT_MS 30000 /* for another process that compiles the same; then we parse ourselves */
 
 /* What the image depends on, and the files themselves once they had to be read. */
@@ -215,7 +215,7 @@ static int open_stored(struct cache *cache, const struct cache_key *key, struct 
         return -EIO;
     int r = cache_read_get(read, key, &stored, &len, NULL);
     if (r == 0 && len < LEASE_MIN)
-        r = -ENOTSUP; /* small values are copies that belong to the read */
+        r = -ENOTSUP;
     if (r == 0)
         r = lease_pages(read, stored, len, ret, ret_lease);
     if (r == 0)

@@ -6,8 +6,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <ftw.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -212,6 +214,74 @@ static void a_cache_that_cannot_store(void **state)
     assert_int_equal(stats(p).entries, 0);
 }
 
+static const char long_text[] = "Once upon a time there was a king, who had 12 daughters. ";
+
+struct user {
+    const struct tokenizer *t;
+    const uint32_t *want;
+    size_t n;
+    atomic_bool stop;
+    unsigned rounds, wrong;
+};
+
+static void *use(void *arg)
+{
+    struct user *u = arg;
+    while (!atomic_load(&u->stop) || !u->rounds) {
+        _cleanup_free_ uint32_t *ids = NULL;
+        size_t n = 0;
+        int r = tokenizer_encode(u->t, long_text, sizeof long_text - 1, true, &ids, &n, NULL);
+        u->wrong += r < 0 || n != u->n || memcmp(ids, u->want, n * sizeof *ids);
+        u->rounds++;
+    }
+    return NULL;
+}
+
+/* While others use it a copy takes the place of the store's pages, and the cache may go. */
+static void settled_in_use(void **state)
+{
+    struct place *p = *state;
+    _cleanup_(tokenizer_freep) struct tokenizer *parsed = NULL;
+    _cleanup_free_ uint32_t *want = NULL;
+    size_t n;
+    assert_int_equal(tokenizer_load(p->model, &parsed, NULL), 0);
+    assert_int_equal(
+        tokenizer_encode(parsed, long_text, sizeof long_text - 1, true, &want, &n, NULL), 0);
+    expect_same(p, p->cache);
+    for (int i = 0; i < 20; i++) {
+        _cleanup_(tokenizer_freep) struct tokenizer *t = NULL;
+        struct engine_lease *lease = NULL;
+        pthread_t threads[2];
+        assert_int_equal(engine_tokenizer_lease(p->cache, p->model, &t, &lease, NULL), 0);
+        assert_non_null(lease);
+        struct user users[2] = {{.t = t, .want = want, .n = n}, {.t = t, .want = want, .n = n}};
+        for (int k = 0; k < 2; k++)
+            assert_int_equal(pthread_create(&threads[k], NULL, use, &users[k]), 0);
+        assert_int_equal(engine_lease_settle(lease, NULL), 0);
+        cache_close(p->cache);
+        for (int k = 0; k < 2; k++) {
+            atomic_store(&users[k].stop, true);
+            pthread_join(threads[k], NULL);
+            assert_true(users[k].rounds > 0);
+            assert_int_equal(users[k].wrong, 0);
+        }
+        assert_int_equal(cache_open(p->cache_dir, NULL, &p->cache, NULL), 0);
+    }
+}
+
+/* Given back unsettled: the tokenizer goes first, then the hold. */
+static void lease_given_back(void **state)
+{
+    struct place *p = *state;
+    expect_same(p, p->cache);
+    struct tokenizer *t = NULL;
+    struct engine_lease *lease = NULL;
+    assert_int_equal(engine_tokenizer_lease(p->cache, p->model, &t, &lease, NULL), 0);
+    tokenizer_free(t);
+    engine_lease_free(lease);
+    expect_same(p, p->cache);
+}
+
 static void errors_are_the_parsers(void **state)
 {
     struct place *p = *state;
@@ -237,6 +307,8 @@ int main(void)
         TEST(config_is_part_of_it),
         TEST(damage_is_a_miss),
         TEST(a_cache_that_cannot_store),
+        TEST(settled_in_use),
+        TEST(lease_given_back),
         TEST(errors_are_the_parsers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -38,6 +38,17 @@ SAYS = {
 }
 
 
+# Templates that show what they were given.
+TEMPLATES = {
+    "walks": "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}"
+             "{% for k, v in c.function.arguments.items() %}[{{ k }}={{ v }}]{% endfor %}{% endfor %}"
+             "{{ m.reasoning_content }};{% endfor %}{{ tools | length if tools else 'no' }}"
+             " {{ reasoning_effort }} {{ enable_thinking }}",
+    "joins": "{% for m in messages %}{% if m['content'] is none %}{{ m.tool_calls[0].function.name "
+             "+ m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}",
+}
+
+
 def byte_characters():
     """GPT-2's printable characters for bytes, which tokens are spelled in."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -51,8 +62,8 @@ def cut(data, n):
     return [data[a:b] for a, b in zip(edges, edges[1:])]
 
 
-def make_model(folder, text, words):
-    """A copy of ember-tiny that writes `text` in place of the answer."""
+def make_model(folder, text, words, template=None):
+    """A copy of ember-tiny that writes `text` in place of the answer, or has another template."""
     os.makedirs(folder)
     for name in os.listdir(TINY):
         if name not in ("tokenizer.json", "tokenizer_config.json"):
@@ -75,7 +86,7 @@ def make_model(folder, text, words):
                       "content": "\u4e00" + content})
     rules.append({"type": "Replace", "pattern": {"String": "\u4e00"}, "content": ""})
     tokenizer["decoder"] = {"type": "Sequence", "decoders": [*rules, tokenizer["decoder"]]}
-    config["chat_template"] = "{# " + words + " #}" + config["chat_template"]
+    config["chat_template"] = template or "{# " + words + " #}" + config["chat_template"]
     with open(f"{folder}/tokenizer.json", "w") as f:
         json.dump(tokenizer, f)
     with open(f"{folder}/tokenizer_config.json", "w") as f:
@@ -87,12 +98,13 @@ class Tools(unittest.TestCase):
     def setUpClass(cls):
         cls.stack = Stack("--per-model=half tool-parser=hermes reasoning-parser=none",
                           "--max-instances=1", emberd=("--standby=0",))
-        for name, (text, words) in SAYS.items():
-            make_model(f"{cls.stack.folder}/models/{name}", text, words)
+        for name in (*SAYS, *TEMPLATES):
+            make_model(f"{cls.stack.folder}/models/{name}", *SAYS.get(name, ("", "")),
+                       TEMPLATES.get(name))
             subprocess.run([EMBERCTL, "load", "--socket", cls.stack.emberd.socket,
                             f"{cls.stack.folder}/models/{name}"], check=True,
                            stdout=subprocess.DEVNULL, timeout=60)
-        wait_until(lambda: {m["id"] for m in cls.stack.gateway.get("/v1/models")[2]["data"]} >= set(SAYS),
+        wait_until(lambda: {m["id"] for m in cls.stack.gateway.get("/v1/models")[2]["data"]} >= {*SAYS, *TEMPLATES},
                    "the gateway knows the models")
 
     @classmethod
@@ -196,6 +208,27 @@ class Tools(unittest.TestCase):
         status, _, r = self.stack.gateway.request("POST", "/v1/completions", {
             "model": "hermes", "prompt": prompt, "temperature": 0, "max_tokens": 40})
         self.assertEqual((status, r["choices"][0]["text"]), (200, SAYS["hermes"][0]))
+
+    def rendered(self, model, messages, **more):
+        """What the template made of a chat."""
+        status, _, r = self.stack.gateway.request("POST", "/tokenize", {
+            "model": model, "messages": messages, **more})
+        self.assertEqual(status, 200, r)
+        _, _, r = self.stack.gateway.request("POST", "/detokenize", {
+            "model": "ember-tiny", "tokens": r["tokens"]})
+        return r["prompt"]
+
+    def test_messages_come_back_as_templates_want_them(self):
+        call = {"id": "call_1", "type": "function", "function": {
+            "name": "get_weather", "arguments": '{"city": "Paris", "days": 3}'}}
+        messages = [*ASK, {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call]},
+                    {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "21"}]},
+                    {"role": "assistant", "content": "Yes.", "tool_calls": []}]
+        self.assertEqual(
+            self.rendered("walks", messages, tools=TOOLS, chat_template_kwargs={"enable_thinking": False}),
+            "user:Who are you?;assistant:[city=Paris][days=3]Hm.;tool:21;assistant:Yes.;1  False")
+        self.assertEqual(self.rendered("walks", ASK, tools=[]), "user:Who are you?;no  ")
+        self.assertEqual(self.rendered("joins", messages), 'get_weather{"city": "Paris", "days": 3}')
 
     def test_wrong_fields(self):
         for field, more in (("tools", {"tools": [{"type": "function"}]}),
