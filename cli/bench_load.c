@@ -9,7 +9,7 @@
 #include "cli/commands.h"
 #include "cli/output.h"
 
-static const bench_load_section sections[] = {bench_load_tokenizer};
+static const bench_load_section sections[] = {bench_load_weights, bench_load_tokenizer};
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
 {

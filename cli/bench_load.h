@@ -20,4 +20,7 @@ typedef int (*bench_load_section)(const struct verb_call *call, const char *path
 int bench_load_tokenizer(const struct verb_call *call, const char *path, const char *cache_dir,
                          json_t *row, struct error *err); /* bench_load_tokenizer.c */
 
+int bench_load_weights(const struct verb_call *call, const char *path, const char *cache_dir,
+                       json_t *row, struct error *err); /* bench_load_weights.c */
+
 #endif

@@ -16,6 +16,7 @@
 #include "cli/measure.h"
 #include "cli/output.h"
 #include "engine/tokenizer.h"
+#include "model/pack.h"
 
 #define PARSES 3
 #define MAPS 25
@@ -168,7 +169,8 @@ int bench_load_tokenizer(const struct verb_call *call, const char *path, const c
     const void *image;
     size_t len;
 
-    int r = parse_time(path, &parse_ms, err);
+    int r = pack_looks_like(path) ? error_set(err, ENOENT, "%s: a pack has no tokenizer", path)
+                                  : parse_time(path, &parse_ms, err);
     if (r == 0)
         r = map_time(path, cache_dir, &map, &t, err);
     if (r == 0)

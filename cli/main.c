@@ -228,14 +228,19 @@ static const struct verb verbs[] = {
      "qwen3-8b; "
      "of a shape a checkpoint with random weights is written first.",
      bench_spawn_options, "bench spawn tiny qwen3-0.6b\t\n", run_bench_spawn},
-    {"bench load", "[DIR|FILE...]",
+    {"bench load", "[DIR|PACK|FILE...]",
      "measure loading a model's parts, against doing it without caches",
-     "DIR is a checkpoint, FILE a tokenizer.json; without one it is the embedded model. Prints "
-     "what "
+     "DIR is a checkpoint, PACK a pack of one, FILE a tokenizer.json; without one it is the "
+     "embedded model. Prints what a load takes, out of the page cache and from the disk, beside "
+     "what memory and disk give in the same run, and the time from emberd's exec to a first token; "
+     "paths behind the first are compared with it. Then what "
      "parsing tokenizer.json takes and what mapping its compiled image from the cache takes, and "
      "how "
      "fast one core encodes.",
-     bench_load_options, "bench load models/ember-tiny\t\n", run_bench_load},
+     bench_load_options,
+     "bench load models/ember-tiny\t\n"
+     "bench load ./Qwen3-0.6B q8.pack q4.pack\tpacks against the checkpoint\n",
+     run_bench_load},
     {"bench kernels", "", "measure CPU kernels, specialised against not",
      "Prints each kernel's time and its fraction of the limit measured in the same run.",
      bench_kernels_options, "bench kernels --model 0.6B --kernel attention\t\n", run_bench_kernels},

@@ -19,6 +19,9 @@
 #include "base/fd.h"
 #include "model/pack.h"
 
+#define PIECE (512u * 1024)     /* fits the second-level cache, twice */
+#define PIECE_DIRECT (1u << 20) /* enough for a disk to be busy with */
+
 struct pack_load {
     const struct pack *pack;
     const char *path;
@@ -41,33 +44,44 @@ static bool cached(const struct pack *pack, uint64_t at)
     return preadv2(pack_fd(pack), &one, 1, (off_t)at, RWF_NOWAIT) == 1;
 }
 
-/* False: it could not be read that way; nothing has been decided. */
-static bool read_direct(const struct pack_load *load, uint32_t i, uint8_t *to)
+static int read_piece(const struct pack_load *load, bool direct, uint64_t at, uint8_t *to, size_t n,
+                      struct error *err)
 {
-    uint64_t at = pack_segment_file_at(load->pack, i);
-    size_t n = pack_segment_bytes(load->pack, i);
+    ssize_t r = direct ? pread(load->direct, to, n, (off_t)at) : -1;
 
-    if (load->direct < 0 || n % 4096 || (uintptr_t)to % 4096 || cached(load->pack, at))
-        return false;
-    for (size_t done = 0; done < n;) {
-        ssize_t r = pread(load->direct, to + done, n - done, (off_t)(at + done));
-        if (r < 0 && errno == EINTR)
-            continue;
-        if (r <= 0 || r % 4096)
-            return false;
-        done += (size_t)r;
-    }
-    return true;
+    if (r == (ssize_t)n)
+        return 0;
+    return fd_pread_all(pack_fd(load->pack), to, n, at, load->path, err);
 }
 
-static int read_segment(const struct pack_load *load, uint32_t i, uint8_t *to, struct error *err)
+/*
+ * Piece by piece, so that a piece is still in the processor's cache when it is digested and put in
+ * its place. What is there is not to be believed before this has returned 0.
+ */
+static int read_segment(struct fill *fill, const struct fill_item *item, uint8_t *buffer,
+                        struct error *err)
 {
-    if (!read_direct(load, i, to))
-        return pack_segment_read(load->pack, i, to, err);
-    if (fault_hit(FAULT_PACK_READ))
-        *to ^= 1;
-    struct digest found = digest_of(to, pack_segment_bytes(load->pack, i));
-    return pack_segment_check(load->pack, i, &found, err);
+    const struct pack_load *load = fill->ctx;
+    uint32_t i = (uint32_t)item->first;
+    uint64_t from = pack_segment_file_at(load->pack, i);
+    bool direct = load->direct >= 0 && item->bytes % 4096 == 0 && !cached(load->pack, from);
+    size_t step = direct ? PIECE_DIRECT : PIECE;
+    struct digest_state *state = digest_begin();
+    int r = 0;
+
+    for (uint64_t done = 0; done < item->bytes && r == 0; done += step) {
+        size_t n = (size_t)MIN(item->bytes - done, step);
+        uint8_t *to = fill_place(fill, item->at + done, buffer);
+        r = read_piece(load, direct, from + done, to, n, err);
+        if (r == 0 && !done && fault_hit(FAULT_PACK_READ))
+            *to ^= 1;
+        if (r == 0) {
+            digest_update(state, to, n);
+            r = fill_put(fill, to, item->at + done, n, err);
+        }
+    }
+    struct digest found = digest_end(state);
+    return r < 0 ? r : pack_segment_check(load->pack, i, &found, err);
 }
 
 /* ---- damage ---- */
@@ -137,14 +151,14 @@ static int make_again(struct pack_load *load, uint32_t i, uint8_t *to, const str
 static int load_segment(struct fill *fill, const struct fill_item *item, uint8_t *buffer,
                         struct error *err)
 {
-    struct pack_load *load = fill->ctx;
-    uint8_t *to = fill_place(fill, item->at, buffer);
-    uint32_t i = (uint32_t)item->first;
     struct error why = {0};
+    uint8_t *to;
 
-    int r = read_segment(load, i, to, &why);
-    if (r < 0)
-        r = make_again(load, i, to, &why, err);
+    int r = read_segment(fill, item, buffer, &why);
+    if (r == 0)
+        return 0;
+    to = fill_place(fill, item->at, buffer);
+    r = make_again(fill->ctx, (uint32_t)item->first, to, &why, err);
     return r < 0 ? r : fill_put(fill, to, item->at, (size_t)item->bytes, err);
 }
 
