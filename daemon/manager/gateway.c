@@ -53,12 +53,30 @@ static const char *control_path(const struct mgr *mgr, struct sockaddr_un *room)
     return mgr->options.socket;
 }
 
+/* The next word of *at, in place; double quotes keep blanks within one. NULL: none. */
+static char *next_word(char **at)
+{
+    char *p = *at + strspn(*at, " "), *word = p, *to = p;
+    bool quoted = false;
+
+    if (!*p)
+        return NULL;
+    for (; *p && (quoted || *p != ' '); p++) {
+        if (*p == '"')
+            quoted = !quoted;
+        else
+            *to++ = *p;
+    }
+    *at = *p ? p + 1 : p;
+    *to = 0;
+    return word;
+}
+
 /* What people say comes last and counts. */
 static void collect(const struct mgr *mgr, struct words *w)
 {
     const struct emberd_options *o = &mgr->options;
     struct sockaddr_un room = {0};
-    char *save = NULL;
 
     *w = (struct words){.split = x_strdup(o->gateway_options)};
     w->list[w->n++] = x_printf("--emberd=%s", control_path(mgr, &room));
@@ -68,8 +86,7 @@ static void collect(const struct mgr *mgr, struct words *w)
     if (*o->gateway_config)
         w->list[w->n++] = x_printf("--config=%s", o->gateway_config);
     w->n_owned = w->n;
-    for (char *p = strtok_r(w->split, " ", &save); p && w->n < ARRAY_LEN(w->list);
-         p = strtok_r(NULL, " ", &save))
+    for (char *at = w->split, *p; w->n < ARRAY_LEN(w->list) && (p = next_word(&at));)
         w->list[w->n++] = p;
 }
 

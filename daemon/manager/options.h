@@ -80,7 +80,7 @@
     X("gateway", gateway_config, PATH, "", "", RELOAD, \
       "its configuration file; empty: /etc/emberd/gateway.conf if that exists") \
     X("gateway", gateway_options, STRING, "", "", RELOAD, \
-      "further options for it, separated by spaces, as on its command line")
+      "further options for it, as on its command line; double quotes keep blanks within a word")
 /* clang-format on */
 
 struct emberd_options {

@@ -123,6 +123,12 @@ class Managed(unittest.TestCase):
         wait_until(lambda: "max_queue" in w.status()["gateway"]["error"], "its words are kept")
         w.status()
 
+    def test_options_of_several_words(self):
+        w = self.whole('--gateway-options=--max-queue=7  "--per-model=ember-tiny min=1 max=2" '
+                       '--log-level=debug')
+        w.serving()
+        wait_until(lambda: w.metric("ember_instances", 'warmth="hot"') == 1, "min is obeyed")
+
     def test_no_gateway(self):
         w = self.whole("--no-gateway")
         self.assertEqual(w.status()["gateway"]["state"], "off")
@@ -267,6 +273,18 @@ class Tls(unittest.TestCase):
             except OSError:
                 pass
         self.assertEqual(self.g.get("/ping")[0], 200)
+
+    def test_a_slow_reader_is_cut(self):
+        s = socket.socket()
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        s.connect(("127.0.0.1", self.g.port))
+        with self.g.tls.wrap_socket(s) as t:
+            body = json.dumps({"prompt": STORY, "max_tokens": 1900, "ignore_eos": True,
+                               "stream": True, "logprobs": 20, "n": 4})
+            t.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
+                      f"{len(body)}\r\n\r\n{body}".encode())
+            wait_until(lambda: "its reader is too slow" in self.g.text(), "it is cut", 60)
+        wait_until(lambda: self.g.metric("vllm:num_requests_running") == 0, "nothing runs", 5)
 
     def test_a_client_that_leaves(self):
         c = self.g.connect()
