@@ -87,7 +87,8 @@ static void take_token(struct seq *seq, const struct sched_seq_result *result, u
                                                    .n_top = result->n_top});
     if (seq->id != id || seq->state == SEQ_ENDED)
         return; /* cancelled or stopped by whom the event told */
-    if (seq_generated(seq) > request->min_tokens && is_stop(request, result->token))
+    if (result->ended ||
+        (seq_generated(seq) > request->min_tokens && is_stop(request, result->token)))
         seq_end(seq, SCHED_STOP, NULL, now);
     else if (seq_generated(seq) >= request->max_tokens ||
              seq->n_known >= seq->instance->limits.max_positions)

@@ -249,6 +249,7 @@ struct sched_seq_result {
     float logprob;
     const struct sched_logprob *top;
     uint32_t n_top;
+    bool ended; /* nothing may follow: SCHED_STOP, whatever min_tokens says */
 };
 
 struct sched_result {

@@ -76,6 +76,88 @@ static void hello(struct conn *conn)
     send_frame(conn, &frame);
 }
 
+/* ---- grammars ---- */
+
+#define GRAMMARS_MAX 256
+#define UNFOLLOWED_MAX 4096
+
+void conn_unfollow(struct gw_model *model, uint64_t sequence)
+{
+    struct conn *conn;
+
+    TAILQ_FOREACH(conn, &model->conns, link)
+    {
+        if (!conn->unfollowed)
+            conn->unfollowed = x_alloc(UNFOLLOWED_MAX * sizeof *conn->unfollowed);
+        if (conn->n_unfollowed < UNFOLLOWED_MAX) /* beyond, it finds out by itself */
+            conn->unfollowed[conn->n_unfollowed++] = sequence;
+    }
+}
+
+static void send_grammar(struct conn *conn, const struct compiled *grammar, bool forget)
+{
+    Ember__V1__Grammar message = EMBER__V1__GRAMMAR__INIT;
+    Ember__V1__DriverFrame frame = EMBER__V1__DRIVER_FRAME__INIT;
+
+    message.id = grammar->id;
+    if (!forget)
+        message.program = (ProtobufCBinaryData){grammar->len, grammar->program};
+    frame.kind_case = EMBER__V1__DRIVER_FRAME__KIND_GRAMMAR;
+    frame.grammar = &message;
+    send_frame(conn, &frame);
+}
+
+/* The one used last comes to the front; those at the back make room. */
+static void define_grammar(struct conn *conn, struct compiled *grammar)
+{
+    size_t at = 0;
+
+    if (!conn->grammars)
+        conn->grammars = x_alloc((GRAMMARS_MAX + 1) * sizeof *conn->grammars);
+    while (at < conn->n_grammars && conn->grammars[at] != grammar)
+        at++;
+    if (at == conn->n_grammars) {
+        while (conn->n_grammars && (conn->n_grammars == GRAMMARS_MAX ||
+                                    conn->grammar_bytes + grammar->len > conn->grammar_room)) {
+            struct compiled *old = conn->grammars[--conn->n_grammars];
+            send_grammar(conn, old, true);
+            conn->grammar_bytes -= old->len;
+            compiled_unref(old);
+        }
+        send_grammar(conn, grammar, false);
+        conn->grammar_bytes += grammar->len;
+        conn->grammars[conn->n_grammars] = compiled_ref(grammar);
+        at = conn->n_grammars++;
+    }
+    memmove(conn->grammars + 1, conn->grammars, at * sizeof *conn->grammars);
+    conn->grammars[0] = grammar;
+}
+
+/* A sequence that samples under a grammar: at its first such step here, all that came before. */
+static void follow_grammar(struct conn *conn, const struct sched_seq *from,
+                           Ember__V1__SequenceStep *to)
+{
+    const struct gw_part *part = from->user;
+    struct gw_job *job = part->job;
+    struct choice *choice = &job->choices[part->index * job->api.n + from->choice];
+
+    to->grammar = job->grammar->id;
+    to->ends = job->suppress;
+    to->n_ends = job->n_suppress;
+    if (choice->followed == from->id)
+        return;
+    if (choice->followed)
+        conn_unfollow(conn->model, choice->followed);
+    choice->followed = from->id;
+    if (conn->grammar_room < job->grammar->len) {
+        conn_fail(conn, false, "it takes no grammars of %zu bytes", job->grammar->len);
+        return;
+    }
+    define_grammar(conn, job->grammar);
+    to->generated = (uint32_t *)from->known + from->prompt_len;
+    to->n_generated = from->n_known - from->prompt_len;
+}
+
 /* Messages of one step; kept and grown, since there is one loop and one step is built at a time. */
 static struct {
     Ember__V1__SequenceStep *seqs, **list;
@@ -126,7 +208,7 @@ static void add_targets(const struct sched_seq *from, Ember__V1__SequenceStep *t
     to->n_targets = MIN(from->n_tokens, MIN(from->prompt_len, from->n_known) - next);
 }
 
-static void fill(const struct sched_seq *from, Ember__V1__Sampling *sampling,
+static void fill(struct conn *conn, const struct sched_seq *from, Ember__V1__Sampling *sampling,
                  Ember__V1__SequenceStep *to)
 {
     const struct gw_part *part = from->user;
@@ -158,6 +240,8 @@ static void fill(const struct sched_seq *from, Ember__V1__Sampling *sampling,
         to->suppress = job->suppress;
         to->n_suppress = job->n_suppress;
     }
+    if (job->grammar && from->sample)
+        follow_grammar(conn, from, to);
 }
 
 static void note_flight(struct conn *conn, const struct sched_step *step, bool prompts)
@@ -183,7 +267,7 @@ void conn_send(struct conn *conn, const struct sched_step *step)
         return;
     }
     for (uint32_t i = 0; i < step->n_seqs; i++) {
-        fill(&step->seqs[i], &scratch.sampling[i], &scratch.seqs[i]);
+        fill(conn, &step->seqs[i], &scratch.sampling[i], &scratch.seqs[i]);
         scratch.list[i] = &scratch.seqs[i];
         prompts |= step->seqs[i].prompt_logprobs;
         request_first_step(step->seqs[i].user);
@@ -191,11 +275,14 @@ void conn_send(struct conn *conn, const struct sched_step *step)
     message.id = step->id;
     message.n_sequences = step->n_seqs;
     message.sequences = scratch.list;
+    message.ended = conn->unfollowed;
+    message.n_ended = conn->n_unfollowed;
     frame.kind_case = EMBER__V1__DRIVER_FRAME__KIND_STEP;
     frame.step = &message;
     METRICS_OBSERVE(&conn->model->metrics.step_tokens, iteration, step->n_tokens);
     note_flight(conn, step, prompts);
     send_frame(conn, &frame);
+    conn->n_unfollowed = 0;
 }
 
 /* ---- in ---- */
@@ -213,6 +300,7 @@ static void welcome(struct conn *conn, const Ember__V1__Welcome *w)
 
     bufferevent_set_timeouts(conn->bev, NULL, NULL);
     conn->max_tokens = w->max_tokens;
+    conn->grammar_room = w->grammar_bytes;
     if (strcmp(w->model, model->name))
         conn_fail(conn, false, "it runs %s, not %s", w->model, model->name);
     else if (sched_instance_add(model->sched, &limits, conn, clock_ns(), &conn->sched, &err) < 0)
@@ -256,6 +344,7 @@ static bool translate(const Ember__V1__StepResult *from, const struct conn_fligh
         const Ember__V1__SequenceResult *s = from->sequences[i];
         room->seqs[i] = (struct sched_seq_result){.token = s->token,
                                                   .logprob = s->logprob,
+                                                  .ended = s->ended,
                                                   .top = room->top + at,
                                                   .n_top = (uint32_t)s->n_top};
         for (size_t k = 0; k < s->n_top; k++, at++)
@@ -453,6 +542,10 @@ void conn_free(struct conn *conn)
     TAILQ_REMOVE(&conn->model->conns, conn, link);
     for (unsigned i = 0; i < conn->n_flights; i++)
         free(conn->flights[i].prompts);
+    for (size_t i = 0; i < conn->n_grammars; i++)
+        compiled_unref(conn->grammars[i]);
+    free(conn->grammars);
+    free(conn->unfollowed);
     bufferevent_free(conn->bev);
     free(conn->id);
     free(conn->token);

@@ -28,6 +28,12 @@ struct conn {
     unsigned n_flights;
     uint32_t max_tokens;
     uint64_t since_ns;
+    /* Structured output: grammars that the instance knows, and sequences that it may forget. */
+    struct compiled **grammars;
+    size_t n_grammars, grammar_bytes;
+    uint64_t grammar_room; /* bytes that it takes */
+    uint64_t *unfollowed;
+    size_t n_unfollowed;
     bool taken_up; /* a lease of an earlier gateway */
     bool failed;   /* to be ended: `died` says whether by itself */
     bool died;
@@ -38,6 +44,8 @@ struct conn {
 int conn_new(struct gw_model *model, const char *id, const char *token, const char *socket,
              struct conn **ret, struct error *err);
 void conn_free(struct conn *conn);
+/* No instance need know any more where this sequence stands in its grammar. */
+void conn_unfollow(struct gw_model *model, uint64_t sequence);
 void conn_send(struct conn *conn, const struct sched_step *step);
 /* Notes the first reason for its end. */
 void conn_fail(struct conn *conn, bool died, const char *format, ...)

@@ -34,6 +34,7 @@ struct gw;
 struct gw_job;
 struct conn;
 struct fleet;
+struct grammar_cache;
 
 /* X(state, word): a model's way until requests can be tokenized for it */
 #define GW_MODEL_STATES(X)                                                                         \
@@ -86,6 +87,7 @@ struct gw {
     struct event_base *base;
     struct work_pool *work;
     struct cache *cache; /* NULL: none, tokenizers are parsed */
+    struct grammar_cache *grammars;
     struct http_server *http;
     struct sched *sched;
     struct fleet *fleet;

@@ -17,6 +17,7 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "daemon/gateway/fleet.h"
+#include "daemon/gateway/grammar.h"
 #include "daemon/link.h"
 #include "ember/v1/internal.pb-c.h"
 
@@ -272,6 +273,7 @@ static int start(struct gw *gw, int listen_fd, struct error *err)
     gw->second = event_new(gw->base, -1, EV_PERSIST, on_second, gw);
     open_cache(gw);
     int r = make_scheduler(gw, err);
+    gw->grammars = grammar_cache_new((size_t)gw->options.grammar_cache);
     if (r == 0)
         r = work_pool_new(gw->base, (unsigned)gw->options.workers, &gw->work, err);
     if (r == 0)
@@ -298,6 +300,7 @@ static void finish(struct gw *gw)
             event_free(events[i]);
     if (gw->base)
         event_base_free(gw->base);
+    grammar_cache_free(gw->grammars);
     cache_close(gw->cache);
     config_free(&gateway_program, &gw->options);
     if (source.owner) {

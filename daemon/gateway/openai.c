@@ -258,12 +258,100 @@ static void f_best_of(struct parse *p)
         bad(p, "choosing the best of more than n is not supported");
 }
 
+/* ---- structured output ---- */
+
+static struct api_grammar *ask_grammar(struct parse *p, enum api_grammar_kind kind)
+{
+    struct api_grammar *g = &p->r->grammar;
+
+    if (g->kind != API_GRAMMAR_NONE)
+        bad(p, "only one of json, regex, choice, grammar and json_object, and in one field");
+    g->kind = kind;
+    g->field = p->name;
+    return g;
+}
+
+/* An object, a truth value, or the same as text. */
+static void ask_schema(struct parse *p, json_t *schema)
+{
+    struct api_grammar *g = ask_grammar(p, API_GRAMMAR_SCHEMA);
+
+    if (json_is_string(schema) && !g->owned) {
+        g->owned = json_loadb(json_string_value(schema), json_string_length(schema),
+                              JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
+        schema = g->owned;
+    }
+    if (!json_is_object(schema) && !json_is_boolean(schema))
+        bad(p, "expected a JSON Schema: an object, or its text");
+    g->spec = schema;
+}
+
+static void ask_text(struct parse *p, enum api_grammar_kind kind, json_t *text)
+{
+    if (!json_is_string(text) || !json_string_length(text))
+        bad(p, "expected a text");
+    ask_grammar(p, kind)->spec = text;
+}
+
+static void ask_choice(struct parse *p, json_t *list)
+{
+    if (!json_is_array(list) || !json_array_size(list))
+        bad(p, "expected a list of texts");
+    ask_grammar(p, API_GRAMMAR_CHOICE)->spec = list;
+}
+
 static void f_response_format(struct parse *p)
 {
     const char *type = json_string_value(json_object_get(p->value, "type"));
+    json_t *of = json_object_get(p->value, "json_schema"), *schema = json_object_get(of, "schema");
 
-    if (!type || strcmp(type, "text"))
-        bad(p, "only {\"type\": \"text\"} is supported");
+    if (type && !strcmp(type, "json_object"))
+        ask_grammar(p, API_GRAMMAR_OBJECT);
+    else if (type && !strcmp(type, "json_schema") && schema)
+        ask_schema(p, schema);
+    else if (type && !strcmp(type, "json_schema"))
+        bad(p, "expected {\"type\": \"json_schema\", \"json_schema\": {\"schema\": {...}}}");
+    else if (!type || strcmp(type, "text"))
+        bad(p, "only the types \"text\", \"json_object\" and \"json_schema\" are supported");
+}
+
+static void one_structured(struct parse *p, const char *key, json_t *v)
+{
+    struct api_grammar *g = &p->r->grammar;
+
+    if (!strcmp(key, "json"))
+        ask_schema(p, v);
+    else if (!strcmp(key, "regex"))
+        ask_text(p, API_GRAMMAR_REGEX, v);
+    else if (!strcmp(key, "choice"))
+        ask_choice(p, v);
+    else if (!strcmp(key, "grammar"))
+        ask_text(p, API_GRAMMAR_RULES, v);
+    else if (!strcmp(key, "json_object") && json_is_true(v))
+        ask_grammar(p, API_GRAMMAR_OBJECT);
+    else if (!strcmp(key, "whitespace_pattern") && json_is_string(v))
+        g->whitespace = json_string_value(v);
+    else if (!strcmp(key, "disable_any_whitespace"))
+        g->compact = json_is_true(v);
+    else if (strcmp(key, "disable_fallback") && strcmp(key, "backend") && !json_is_false(v))
+        bad(p, "%.64s is not supported", key);
+}
+
+static void f_structured_outputs(struct parse *p)
+{
+    enum api_grammar_kind before = p->r->grammar.kind;
+    const char *key;
+    json_t *v;
+
+    if (!json_is_object(p->value))
+        bad(p, "expected an object");
+    json_object_foreach(p->value, key, v)
+    {
+        if (!json_is_null(v))
+            one_structured(p, key, v);
+    }
+    if (p->r->grammar.kind == API_GRAMMAR_NONE || p->r->grammar.kind == before)
+        bad(p, "expected one of json, regex, choice, grammar and json_object");
 }
 
 static void f_suffix(struct parse *p)
@@ -415,11 +503,13 @@ static void f_ignored(struct parse *p)
     X(response_format, G, f_response_format(p))                                                    \
     X(suffix, C, f_suffix(p))                                                                      \
     X(use_beam_search, G, f_truthy_unsupported(p))                                                 \
-    X(structured_outputs, G, f_unsupported(p))                                                     \
-    X(guided_json, G, f_unsupported(p))                                                            \
-    X(guided_regex, G, f_unsupported(p))                                                           \
-    X(guided_choice, G, f_unsupported(p))                                                          \
-    X(guided_grammar, G, f_unsupported(p))                                                         \
+    X(structured_outputs, G, f_structured_outputs(p))                                              \
+    X(guided_json, G, ask_schema(p, p->value))                                                     \
+    X(guided_regex, G, ask_text(p, API_GRAMMAR_REGEX, p->value))                                   \
+    X(guided_choice, G, ask_choice(p, p->value))                                                   \
+    X(guided_grammar, G, ask_text(p, API_GRAMMAR_RULES, p->value))                                 \
+    X(guided_whitespace_pattern, G, r->grammar.whitespace = string(p))                             \
+    X(guided_decoding_backend, G, f_ignored(p))                                                    \
     X(logits_processors, G, f_unsupported(p))                                                      \
     X(allowed_token_ids, G, f_unsupported(p))                                                      \
     X(truncate_prompt_tokens, G, f_truncate(p))                                                    \
@@ -539,6 +629,7 @@ void api_request_free(struct api_request *r)
     free(r->stop_ids);
     free(r->sampling.bias_tokens);
     free(r->sampling.bias_values);
+    json_decref(r->grammar.owned);
     json_decref(r->json);
     *r = (struct api_request){0};
 }

@@ -33,6 +33,29 @@ struct api_prompt {
 /* Which of the sampling's numbers the client has set; the others are the model's defaults. */
 enum { API_TEMPERATURE = 1, API_TOP_P = 2, API_TOP_K = 4, API_MIN_P = 8, API_REPETITION = 16 };
 
+/* X(NAME, what `spec` is) */
+#define API_GRAMMARS(X)                                                                            \
+    X(NONE, "nothing")                                                                             \
+    X(SCHEMA, "a JSON Schema")                                                                     \
+    X(OBJECT, "nothing: any JSON object")                                                          \
+    X(REGEX, "a string")                                                                           \
+    X(RULES, "a string: EBNF or Lark")                                                             \
+    X(CHOICE, "a list of strings")
+
+/* What the text has to keep to. */
+struct api_grammar {
+    enum api_grammar_kind {
+#define X(name, what) API_GRAMMAR_##name,
+        API_GRAMMARS(X)
+#undef X
+    } kind;
+    const json_t *spec;     /* borrowed */
+    json_t *owned;          /* what `spec` is, when a schema came as text */
+    const char *whitespace; /* a pattern, or NULL */
+    bool compact;
+    const char *field; /* that asked for it */
+};
+
 struct api_request {
     enum api_kind kind;
     json_t *json; /* owned; what is borrowed below lives in it */
@@ -52,6 +75,7 @@ struct api_request {
     int logprobs, prompt_logprobs;      /* how many of the best; -1: none at all */
     Ember__V1__Sampling sampling;       /* arrays owned */
     unsigned set;                       /* API_TEMPERATURE | ... */
+    struct api_grammar grammar;
     bool seeded;
     const char *stops[API_STOPS_MAX];
     size_t stop_lens[API_STOPS_MAX], n_stops;

@@ -26,6 +26,8 @@
       "the least urgent messages that are logged") \
     X("gateway", workers, INT, "2", "1..64", RESTART, \
       "threads for parsing, templates and tokenizing") \
+    X("gateway", grammar_cache, BYTES, "32MiB", "0..4GiB", RESTART, \
+      "compiled schemas and grammars that are kept for the next request") \
     X("gateway", admin, BOOL, "no", "", RESTART, \
       "serve /sleep, /wake_up, /is_sleeping and /reset_prefix_cache") \
     X("gateway", drain_timeout, DURATION, "30s", "0..1h", RELOAD, \

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/digest.h"
 #include "base/log.h"
+#include "daemon/gateway/conn.h"
 
 /* ---- coming and going ---- */
 
@@ -49,6 +50,7 @@ static void job_settle(struct gw_job *job)
     free(job->choices);
     free(job->parts);
     free(job->suppress);
+    compiled_unref(job->grammar);
     free(job->body);
     buffer_free(&job->head);
     buffer_free(&job->out);
@@ -133,12 +135,12 @@ static int make_choices(struct gw_job *job)
     return 0;
 }
 
-/* min_tokens: what must not be sampled before. */
+/* min_tokens: what must not be sampled before. A grammar: where it may end, what says so. */
 static int list_stop_tokens(struct gw_job *job)
 {
     const struct text *text = job->model->text;
 
-    if (!job->api.min_tokens)
+    if (!job->api.min_tokens && !job->grammar)
         return 0;
     job->suppress = mem_alloc(text->n_eos + job->api.n_stop_ids + 1, sizeof *job->suppress);
     if (!job->suppress)
@@ -251,6 +253,10 @@ static void run_prepare(struct work *work)
     if (text_prepare(job->model->text, &job->api, &job->fail) < 0 && !job->fail.status)
         job->fail.status = 400;
     truncate_prompts(job);
+    if (!job->fail.status)
+        grammar_of_request(job->gw->grammars, &job->api, &job->grammar, &job->fail);
+    if (job->grammar)
+        job->api.ignore_eos = false; /* a text that is over cannot go on */
 }
 
 static void prepared(struct work *work)
@@ -522,6 +528,8 @@ static void on_finished(struct gw_part *part, const struct sched_event *event)
 
     part->n_prompt = event->n_prompt;
     part->n_cached = MAX(part->n_cached, event->n_cached);
+    if (choice->followed)
+        conn_unfollow(job->model, choice->followed);
     count_end(job, choice, event);
     if (event->reason == SCHED_ERROR || event->reason == SCHED_TIMEOUT) {
         bool late = event->reason == SCHED_TIMEOUT;

@@ -4,6 +4,7 @@
 #define EMBER_DAEMON_GATEWAY_REQUEST_H
 
 #include "daemon/gateway/gateway.h"
+#include "daemon/gateway/grammar.h"
 #include "daemon/gateway/message.h"
 
 /*
@@ -29,6 +30,7 @@ struct choice {
     struct gw_part *part;
     uint32_t index;       /* in the reply */
     uint32_t n_generated; /* tokens */
+    uint64_t followed;    /* the sequence by which an instance last knew its place in the grammar */
     struct detok *detok;
     struct stop stop;
     struct message *message; /* chats: what takes reasoning and calls out of the text, or NULL */
@@ -82,8 +84,9 @@ struct gw_job {
     struct choice *choices;     /* part after part, api.n each */
     uint32_t n_choices, n_live; /* parts that the scheduler has */
     struct stop_set stops;
-    uint32_t *suppress; /* end tokens, when there is a min_tokens */
+    uint32_t *suppress; /* end tokens, when there is a min_tokens or a grammar */
     size_t n_suppress;
+    struct compiled *grammar; /* what the text keeps to, or NULL */
     char id[80];
     long created;
     uint64_t heartbeat_ns; /* the last sign of life on the stream, or the request's arrival */

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "daemon/instance/grammars.h"
 #include "daemon/instance/run_step.h"
 
 void drivers_init(struct drivers *drivers)
@@ -23,8 +24,10 @@ static void drop(struct drivers *drivers, struct connection *c)
     c->fd = fd_close(c->fd);
     c->is_driver = false;
     frame_reader_free(&c->reader);
-    if (was_driver)
-        drivers->changed(drivers->ctx, false);
+    if (!was_driver)
+        return;
+    grammars_reset(drivers->grammars);
+    drivers->changed(drivers->ctx, false);
 }
 
 void drivers_free(struct drivers *drivers)
@@ -101,6 +104,7 @@ static int welcome(struct drivers *drivers, struct connection *c)
     welcome.eos_ids = (int32_t *)info->eos_ids;
     welcome.bos_id = info->bos_id;
     welcome.token_refs = true;
+    welcome.grammar_bytes = GRAMMARS_PROGRAMS_MAX;
     frame.kind_case = EMBER__V1__INSTANCE_FRAME__KIND_WELCOME;
     frame.welcome = &welcome;
     return send_frame(c, &frame);
@@ -200,12 +204,16 @@ static void dispatch(struct drivers *drivers, struct connection *c, const uint8_
         hello(drivers, c, frame->hello);
     } else if (frame->kind_case == EMBER__V1__DRIVER_FRAME__KIND_STEP && c->is_driver) {
         struct reply r = {.connection = c};
-        run_step(drivers->engine, frame->step, reply, &r);
+        run_step(drivers->engine, drivers->grammars, frame->step, reply, &r);
         if (r.result < 0) {
             log_warn("driver dropped", "instance=%s reason=\"%s\"", drivers->instance_id,
                      strerror(-r.result));
             drop(drivers, c);
         }
+    } else if (frame->kind_case == EMBER__V1__DRIVER_FRAME__KIND_GRAMMAR && c->is_driver) {
+        struct error err = {0};
+        if (grammars_define(drivers->grammars, frame->grammar, &err) < 0)
+            refuse(drivers, c, -err.code, error_text(&err));
     } else {
         refuse(drivers, c, EPROTO, "expected Hello first, and once");
     }

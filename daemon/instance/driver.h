@@ -26,6 +26,7 @@ struct connection {
 
 struct drivers {
     struct engine *engine;
+    struct grammars *grammars; /* of the driver */
     const char *instance_id, *model;
     char lease[65]; /* token; "" when not leased */
     struct connection connections[DRIVER_CONNECTIONS];

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "cache/cache.h"
 #include "daemon/instance/driver.h"
+#include "daemon/instance/grammars.h"
 #include "daemon/link.h"
 #include "ember/v1/internal.pb-c.h"
 
@@ -289,12 +290,15 @@ static int serve(struct instance *instance)
 {
     struct error err = {0};
 
-    instance->drivers = (struct drivers){.engine = instance->engine,
-                                         .instance_id = instance->start->id,
-                                         .model = instance->start->model,
-                                         .changed = driver_changed,
-                                         .refresh = read_link,
-                                         .ctx = instance};
+    instance->drivers = (struct drivers){
+        .engine = instance->engine,
+        .grammars = grammars_new(instance->cache, engine_source_dir(instance->engine),
+                                 engine_model(instance->engine)->vocab_size),
+        .instance_id = instance->start->id,
+        .model = instance->start->model,
+        .changed = driver_changed,
+        .refresh = read_link,
+        .ctx = instance};
     drivers_init(&instance->drivers);
     fcntl(LINK_FD, F_SETFL, fcntl(LINK_FD, F_GETFL) | O_NONBLOCK);
     fcntl(instance->fds[START_LISTENER], F_SETFL,
@@ -306,6 +310,7 @@ static int serve(struct instance *instance)
     while (!instance->done && !engine_broken(instance->engine))
         turn(instance);
     drivers_free(&instance->drivers);
+    grammars_free(instance->drivers.grammars);
     return engine_broken(instance->engine) ? fail(engine_broken(instance->engine)) : 0;
 }
 

@@ -24,6 +24,7 @@ static struct {
 
 /* Everything that a result points to, sized by the step. */
 struct work {
+    struct grammars *grammars;
     struct engine_seq *seqs;
     uint32_t *from_previous;   /* [n_seqs] the tokens that stand for a reference */
     struct prompt_rows **rows; /* [n_seqs] NULL: no prompt log-probabilities */
@@ -122,7 +123,7 @@ static bool needs_logits(const Ember__V1__SequenceStep *seq)
 {
     struct logits_change change = change_of(seq);
 
-    return (seq->sample && (wants_logprobs(seq) || logits_change_any(&change) ||
+    return (seq->sample && (wants_logprobs(seq) || logits_change_any(&change) || seq->grammar ||
                             (seq->sampling && seq->sampling->temperature != 0))) ||
            seq->prompt_logprobs;
 }
@@ -258,7 +259,7 @@ static int change_logits(struct engine *engine, const Ember__V1__SequenceStep *s
     uint32_t vocab = engine_model(engine)->vocab_size;
     struct logits_change change = change_of(seq);
 
-    *ret_changed = logits_change_any(&change);
+    *ret_changed = logits_change_any(&change) || seq->grammar;
     if (!*ret_changed)
         return 0;
     if (!work->logits)
@@ -286,15 +287,24 @@ static int choose(struct engine *engine, const Ember__V1__SequenceStep *seq, siz
     const float *raw = from->logits ? from->logits + (size_t)from_row * vocab : NULL, *logits = raw;
     Ember__V1__SequenceResult *result = &work->results[row];
     struct sampling sampling = sampling_of(seq);
-    bool changed;
+    struct matcher *matcher = NULL;
+    bool changed, ended;
 
     ember__v1__sequence_result__init(result);
     work->result_list[row] = result;
     result->id = seq->id;
     result->token = (uint32_t)from->greedy[from_row];
-    int r = change_logits(engine, seq, index, work, &logits, &changed, err);
+    int r = seq->grammar ? grammars_find(work->grammars, seq, &matcher, err) : 0;
+    if (r == 0)
+        r = change_logits(engine, seq, index, work, &logits, &changed, err);
+    if (r == 0 && matcher)
+        r = grammars_restrict(work->grammars, matcher, seq, work->logits, err);
     if (r == 0 && (changed || sampling.temperature != 0))
         r = sample_token(&sampling, logits, vocab, &result->token, err);
+    if (r == 0 && matcher) {
+        grammars_take(work->grammars, matcher, seq, result->token, &ended);
+        result->ended = ended;
+    }
     if (r == 0 && wants_logprobs(seq))
         add_logprobs(work, row, result, raw, vocab, seq->sampling->logprobs);
     return r;
@@ -376,14 +386,15 @@ static int run(struct engine *engine, const Ember__V1__Step *step, struct work *
     return 0;
 }
 
-void run_step(struct engine *engine, const Ember__V1__Step *step,
+void run_step(struct engine *engine, struct grammars *grammars, const Ember__V1__Step *step,
               void (*reply)(void *ctx, const Ember__V1__StepResult *result), void *ctx)
 {
     Ember__V1__StepResult result = EMBER__V1__STEP_RESULT__INIT;
-    struct work work = {0};
+    struct work work = {.grammars = grammars};
     struct error err = {0};
 
     result.id = step->id;
+    grammars_end(grammars, step->ended, step->n_ended);
     int r = run(engine, step, &work, &result, &err);
     if (r < 0 && engine_broken(engine)) { /* we end: the driver asks another instance, as ever */
         work_free(&work);
@@ -396,5 +407,6 @@ void run_step(struct engine *engine, const Ember__V1__Step *step,
         result.error_text = (char *)error_text(&err);
     }
     reply(ctx, &result);
+    grammars_tidy(grammars);
     work_free(&work);
 }

@@ -6,13 +6,14 @@
 #include <protobuf-c/protobuf-c.h>
 
 #include "ember/v1/step.pb-c.h"
+#include "daemon/instance/grammars.h"
 #include "engine/engine.h"
 
 /*
  * Runs the step and calls `reply` once with the result, which lives for that call. A step that
  * cannot be run is a result with `error` set.
  */
-void run_step(struct engine *engine, const Ember__V1__Step *step,
+void run_step(struct engine *engine, struct grammars *grammars, const Ember__V1__Step *step,
               void (*reply)(void *ctx, const Ember__V1__StepResult *result), void *ctx);
 
 #endif

@@ -101,6 +101,7 @@ struct matcher;
  */
 int grammar_open(const void *program, size_t len, const struct vocab *vocab, struct grammar **ret,
                  struct error *err);
+void grammar_use_vocab(struct grammar *grammar, const struct vocab *vocab);
 struct grammar *grammar_ref(struct grammar *grammar);
 void grammar_unref(struct grammar *grammar); /* NULL is fine */
 DEFINE_CLEANUP(struct grammar *, grammar_unref)

@@ -465,6 +465,12 @@ int grammar_open(const void *program, size_t len, const struct vocab *vocab, str
     return r;
 }
 
+void grammar_use_vocab(struct grammar *g, const struct vocab *vocab)
+{
+    g->vocab = vocab;
+    g->longest = vocab->longest;
+}
+
 struct grammar *grammar_ref(struct grammar *g)
 {
     g->refs++;

@@ -245,9 +245,9 @@ class Api(Case):
                              ("max_tokens", -1), ("logprobs", 21), ("stop", [""]),
                              ("stop", [1]), ("logit_bias", {"x": 1}), ("logit_bias", {"5": 101}),
                              ("logit_bias", {"99999": 1}), ("stream", "yes"), ("seed", 1.5),
-                             ("response_format", {"type": "json_object"}), ("suffix", "x"),
+                             ("response_format", {"type": "structural_tag"}), ("suffix", "x"),
                              ("prompt", []), ("prompt", [[]]), ("prompt", [-1]), ("prompt", {}),
-                             ("guided_json", {}), ("best_of", 3), ("min_tokens", 17)):
+                             ("guided_json", 3), ("best_of", 3), ("min_tokens", 17)):
             self.fails(400, c, {"model": "ember-tiny", "prompt": "x", field: value}, field,
                        param=field)
         self.fails(400, c, {"model": "ember-tiny", "prompt": [5000]}, "vocabulary", param="prompt")
