@@ -10,25 +10,25 @@
 /* A parser's name; takes it. */
 static int set_tools(int *to, char *name, struct error *err)
 {
-    _cleanup_free_ char *owned = name;
+    _cleanup_free_ char *word = name; /* ours now */
     enum chat_tools tools = CHAT_TOOLS_NONE;
 
-    if (strcmp(name, "auto") && !chat_tools_named(name, &tools))
+    if (strcmp(word, "auto") && !chat_tools_named(word, &tools))
         return error_set(err, EINVAL,
                          "\"%.64s\" is no parser of tool calls (docs/gateway.md has them)", name);
-    *to = strcmp(name, "auto") ? (int)tools : -1;
+    *to = strcmp(word, "auto") ? (int)tools : -1;
     return 0;
 }
 
 static int set_reasoning(int *to, char *name, struct error *err)
 {
-    _cleanup_free_ char *owned = name;
+    _cleanup_free_ char *word = name; /* ours now */
     enum chat_reasoning reasoning = CHAT_REASONING_NONE;
 
-    if (strcmp(name, "auto") && !chat_reasoning_named(name, &reasoning))
+    if (strcmp(word, "auto") && !chat_reasoning_named(word, &reasoning))
         return error_set(err, EINVAL,
                          "\"%.64s\" is no parser of reasoning (docs/gateway.md has them)", name);
-    *to = strcmp(name, "auto") ? (int)reasoning : -1;
+    *to = strcmp(word, "auto") ? (int)reasoning : -1;
     return 0;
 }
 
