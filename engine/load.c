@@ -316,16 +316,17 @@ static int try_pack(const struct checkpoint *checkpoint, const struct load_optio
     int r = pack_open(path, &pack, &why);
     if (r < 0) {
         snprintf(ret->notice, sizeof ret->notice, "%s", error_text(&why));
-        unlink(path); /* it is of no use to anybody, and another one will be written */
+        if (r == -EBADMSG || r == -ESTALE)
+            unlink(path); /* it is of no use to anybody, and another one will be written */
         return 1;
     }
     pack_free(TAKE(pack));
     packs_used(path);
     r = load_pack(path, options, ret, err);
-    if (r == 0 && ret->repaired) { /* a whole one is to be written */
-        unlink(path);
+    if (r == 0 && ret->repaired) /* a whole one is to be written */
         ret->converted = true;
-    }
+    if (r == -EBADMSG || (r == 0 && ret->repaired)) /* the next load does without it */
+        unlink(path);
     return r;
 }
 

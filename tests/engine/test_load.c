@@ -272,6 +272,28 @@ static void unusable_pack_is_passed_over(void **state)
     loaded_close(&loaded);
 }
 
+/* All of it damaged: all of it is made again, and a new one is wanted. */
+static void every_damaged_segment_of_a_kept_pack(void **state)
+{
+    struct load_options options = {.packs = folder};
+    struct error err = {0};
+    struct loaded loaded = load(copy, folder);
+    assert_int_equal(keep(copy, &loaded, 0, &err), 0);
+    loaded_close(&loaded);
+    _cleanup_free_ char *path = kept_path();
+    setenv("EMBER_FAULT", "pack-read", 1);
+    fault_init();
+    int r = load_model(copy, &options, &loaded, &err); /* every segment, made again each time */
+    unsetenv("EMBER_FAULT");
+    fault_init();
+    assert_int_equal(r, 0);
+    assert_int_equal(loaded.repaired, 7);
+    assert_true(loaded.converted);
+    assert_int_equal(access(path, F_OK), -1);
+    assert_same_weights(&loaded, &reference);
+    loaded_close(&loaded);
+}
+
 static void folder_is_bounded(void **state)
 {
     struct error err = {0};
@@ -389,6 +411,7 @@ int main(void)
         cmocka_unit_test_setup(every_segment_can_be_made_again, fresh),
         cmocka_unit_test_setup(kept_pack_is_read_instead, fresh),
         cmocka_unit_test_setup(unusable_pack_is_passed_over, fresh),
+        cmocka_unit_test_setup(every_damaged_segment_of_a_kept_pack, fresh),
         cmocka_unit_test_setup(folder_is_bounded, fresh),
         cmocka_unit_test_setup(memory_can_be_used_early, fresh),
         cmocka_unit_test_setup(failed_load_wakes_who_waits, fresh),

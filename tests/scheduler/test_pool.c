@@ -57,6 +57,28 @@ static unsigned start_all(struct pool *pool, unsigned *refills)
     return n;
 }
 
+/* A load that can be attached to: for those who wait alone, and never given up. */
+static void early_starts_are_for_those_who_wait(void **state)
+{
+    struct pool_model m[1] = {parked(10, 1)};
+    struct pool_room rooms[1];
+    struct pool_shortage shortage;
+    struct pool pool = pool_of(m, 1);
+    unsigned refills;
+
+    m[0].place = POOL_LOADING;
+    m[0].waiting = 2;
+    assert_int_equal(start_all(&pool, &refills), 0);
+    m[0].early = true;
+    assert_int_equal(start_all(&pool, &refills), 2);
+    assert_int_equal(refills, 0);
+    m[0].starting = m[0].waiting = 0;
+    assert_int_equal(start_all(&pool, &refills), 0);
+    assert_false(pool_idle(&m[0]));
+    pool.budget = pool.charged = 10;
+    assert_int_equal(pool_admit(&pool, -1, 5, POOL_DEMAND, rooms, &shortage), POOL_REFUSE);
+}
+
 static void starts_cover_those_who_wait_and_the_target(void **state)
 {
     struct pool_model m[1] = {parked(10, 1)};
@@ -538,6 +560,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(backoff_doubles_up_to_a_limit),
+        cmocka_unit_test(early_starts_are_for_those_who_wait),
         cmocka_unit_test(starts_cover_those_who_wait_and_the_target),
         cmocka_unit_test(refills_respect_the_common_limit),
         cmocka_unit_test(nothing_is_refilled_into_room_that_is_being_made),
