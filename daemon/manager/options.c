@@ -22,7 +22,7 @@ const struct config_program emberd_program = {
         "SIGTERM ends it after the generations that are under way; SIGHUP reads the configuration "
         "again.",
     .default_file = "/etc/emberd/emberd.conf",
-    .see_also = "emberctl(1)",
+    .see_also = "emberctl(1), ember-gateway(8)",
     .keys = keys,
     .n_keys = ARRAY_LEN(keys),
 };
