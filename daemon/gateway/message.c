@@ -93,7 +93,12 @@ struct message *message_new(const struct text *text, const struct api_request *r
 
     if (!tools && form.tools != CHAT_TOOLS_HARMONY)
         form.tools = CHAT_TOOLS_NONE;
-    if (request->kind != API_CHAT || (!form.tools && !form.reasoning))
+    enum chat_forced forced = request->tool_choice == API_TOOLS_NAMED      ? CHAT_FORCED_ARGUMENTS
+                              : request->tool_choice == API_TOOLS_REQUIRED ? CHAT_FORCED_CALLS
+                                                                           : CHAT_FREE;
+    if (request->grammar.kind != API_GRAMMAR_NONE) /* of all of the text: it has no other parts */
+        form = (struct chat_form){0};
+    if (request->kind != API_CHAT || (!forced && !form.tools && !form.reasoning))
         return NULL;
     m = x_alloc(sizeof *m);
     *m = (struct message){.text = text, .request = request, .form = form, .content = content};
@@ -106,6 +111,8 @@ struct message *message_new(const struct text *text, const struct api_request *r
                                          .tools = tools ? request->tools : NULL,
                                          .prompt = prompt->text,
                                          .prompt_len = prompt->text ? prompt->len : 0,
+                                         .forced = forced,
+                                         .function = request->tool_name,
                                          .live = request->stream,
                                          .one_call = !request->parallel_calls,
                                          .id_seed = seed};

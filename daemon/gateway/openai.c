@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/gateway/tools.h"
+
 /* The parser's state: the first failure stays. */
 struct parse {
     struct api_request *r;
@@ -363,11 +365,20 @@ static void f_suffix(struct parse *p)
 static void f_tool_choice(struct parse *p)
 {
     const char *choice = json_string_value(p->value);
+    json_t *function = json_object_get(p->value, "function");
 
-    if (choice && !strcmp(choice, "none"))
+    if (json_is_object(p->value)) {
+        p->r->tool_choice = API_TOOLS_NAMED;
+        p->r->tool_name = json_string_value(json_object_get(function, "name"));
+        if (!p->r->tool_name)
+            bad(p, "expected {\"type\": \"function\", \"function\": {\"name\": ...}}");
+    } else if (choice && !strcmp(choice, "none")) {
         p->r->tool_choice = API_TOOLS_NONE;
-    else if (!choice || strcmp(choice, "auto"))
-        bad(p, "only \"none\" and \"auto\" are supported");
+    } else if (choice && !strcmp(choice, "required")) {
+        p->r->tool_choice = API_TOOLS_REQUIRED;
+    } else if (!choice || strcmp(choice, "auto")) {
+        bad(p, "expected \"none\", \"auto\", \"required\" or one of the tools");
+    }
 }
 
 static void f_tools(struct parse *p)
@@ -554,6 +565,29 @@ static void one_field(struct parse *p)
         r->unknown[r->n_unknown++] = p->name;
 }
 
+/* A call is wanted whatever the model would say: a schema makes it. */
+static void force_calls(struct parse *p)
+{
+    struct api_request *r = p->r;
+    struct error err = {0};
+    json_t *schema;
+
+    p->name = "tool_choice";
+    if (r->tool_choice != API_TOOLS_REQUIRED && r->tool_choice != API_TOOLS_NAMED)
+        return;
+    if (!r->tools)
+        bad(p, "needs tools");
+    else if (r->tool_name && !tools_find(r->tools, r->tool_name))
+        bad(p, "there is no tool \"%.64s\"", r->tool_name);
+    else if (r->grammar.kind != API_GRAMMAR_NONE)
+        bad(p, "cannot force a call beside %s", r->grammar.field);
+    else if (tools_schema(r->tools, r->tool_name, !r->parallel_calls, &schema, &err) < 0)
+        bad(p, "%s", error_text(&err));
+    else
+        r->grammar = (struct api_grammar){
+            .kind = API_GRAMMAR_SCHEMA, .spec = schema, .owned = schema, .field = p->name};
+}
+
 /* What no single field can know. */
 static void check_whole(struct parse *p)
 {
@@ -578,6 +612,7 @@ static void check_whole(struct parse *p)
         bad(p, "not together with add_generation_prompt");
     if (r->continue_final)
         r->add_generation_prompt = false;
+    force_calls(p);
     p->name = "prompt_logprobs";
     if (r->stream && r->prompt_logprobs >= 0)
         bad(p, "not with stream: true");

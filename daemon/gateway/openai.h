@@ -19,7 +19,7 @@
 #define API_STOPS_MAX 64
 #define API_UNKNOWN_MAX 8
 
-enum api_tool_choice { API_TOOLS_AUTO, API_TOOLS_NONE };
+enum api_tool_choice { API_TOOLS_AUTO, API_TOOLS_NONE, API_TOOLS_REQUIRED, API_TOOLS_NAMED };
 enum api_kind { API_COMPLETION, API_CHAT, API_TOKENIZE, API_DETOKENIZE };
 
 struct api_prompt {
@@ -65,6 +65,7 @@ struct api_request {
     json_t *messages; /* borrowed; of chats */
     json_t *tools;    /* borrowed; NULL: none, an empty list too */
     enum api_tool_choice tool_choice;
+    const char *tool_name; /* API_TOOLS_NAMED */
     bool parallel_calls, include_reasoning;
     bool stream, include_usage, continuous_usage, echo;
     bool add_special, add_special_set, skip_special, add_generation_prompt, continue_final;

@@ -349,6 +349,15 @@ static int prepare_prompt(const struct text *text, struct api_request *request,
             buffer_free(&out);
             return r;
         }
+        const char *begin = request->grammar.kind != API_GRAMMAR_NONE
+                                ? chat_answer_begins(text->form, out.data ? out.data : "", out.len)
+                                : NULL;
+        /* A grammar is of the answer: it leaves no room for a thought that the template opened. */
+        if (begin && buffer_append(&out, begin, strlen(begin)) < 0) {
+            buffer_free(&out);
+            error_set(&err, ENOMEM, "no memory for a prompt");
+            return fail_with(fail, "messages", &err);
+        }
         prompt->owned = out.data;
         prompt->text = out.data ? out.data : "";
         prompt->len = out.len;

@@ -89,6 +89,12 @@ const char *chat_reasoning_name(enum chat_reasoning reasoning, char buf[CHAT_NAM
 /* Whether the text of a special token means something to the parser: others may be left out. */
 bool chat_wants(struct chat_form form, const char *token, size_t len);
 
+/*
+ * What has to follow a prompt so that the answer itself begins: the end of a thought that the
+ * prompt has opened, harmony's header. NULL: nothing.
+ */
+const char *chat_answer_begins(struct chat_form form, const char *prompt, size_t len);
+
 enum chat_channel { CHAT_CONTENT, CHAT_REASONING };
 
 /* What the parser says; texts are whole UTF-8 when what it was given was, and never empty. */

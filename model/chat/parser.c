@@ -415,32 +415,49 @@ static bool step(struct chat_parser *p, bool end)
 
 /* ---- from outside ---- */
 
-static bool ends_with(const struct chat_options *o, const char *word)
+/* Behind blanks: of the text and of the word. */
+static bool ends_with(const char *text, size_t n, const char *word)
 {
-    size_t n = o->prompt_len, len = strlen(word);
+    size_t len = strlen(word);
 
-    while (n && chat_is_blank(o->prompt[n - 1]))
+    while (n && chat_is_blank(text[n - 1]))
         n--;
-    return n >= len && !memcmp(o->prompt + n - len, word, len);
+    return n >= len && !memcmp(text + n - len, word, len);
+}
+
+static const char *const thinks[][2] = {{NULL, NULL},
+#define X(id, names, open, close) {open, close},
+                                        CHAT_REASONINGS(X)
+#undef X
+};
+
+static bool is_harmony(struct chat_form form)
+{
+    return form.reasoning == CHAT_REASONING_HARMONY || form.tools == CHAT_TOOLS_HARMONY;
+}
+
+const char *chat_answer_begins(struct chat_form form, const char *prompt, size_t len)
+{
+    if (is_harmony(form))
+        return ends_with(prompt, len, "<|start|>assistant") ? "<|channel|>final<|message|>" : NULL;
+    if (form.reasoning && ends_with(prompt, len, thinks[form.reasoning][0]))
+        return thinks[form.reasoning][1];
+    return NULL;
 }
 
 static void start_reasoning(struct chat_parser *p)
 {
-    static const char *const words[][2] = {{NULL, NULL},
-#define X(id, names, open, close) {open, close},
-                                           CHAT_REASONINGS(X)
-#undef X
-    };
-    enum chat_reasoning r = p->o.form.reasoning;
+    const struct chat_options *o = &p->o;
+    enum chat_reasoning r = o->form.reasoning;
 
     p->state = S_CONTENT;
     if (r == CHAT_REASONING_NONE || r == CHAT_REASONING_HARMONY)
         return;
-    p->think_open = words[r][0];
-    p->think_close = words[r][1];
-    if (ends_with(&p->o, p->think_close))
+    p->think_open = thinks[r][0];
+    p->think_close = thinks[r][1];
+    if (ends_with(o->prompt, o->prompt_len, p->think_close))
         p->trim[CHAT_CONTENT] = true;
-    else if (ends_with(&p->o, p->think_open) || r == CHAT_REASONING_THINK_OPEN)
+    else if (ends_with(o->prompt, o->prompt_len, p->think_open) || r == CHAT_REASONING_THINK_OPEN)
         p->state = S_REASON;
     else
         p->state = S_REASON_START;
@@ -463,8 +480,7 @@ struct chat_parser *chat_parser_new(const struct chat_options *options,
     else if (json_array_size(options->tools))
         p->family = chat_family(options->form.tools);
     start_reasoning(p);
-    if (options->forced == CHAT_FREE && (options->form.reasoning == CHAT_REASONING_HARMONY ||
-                                         options->form.tools == CHAT_TOOLS_HARMONY))
+    if (options->forced == CHAT_FREE && is_harmony(options->form))
         chat_start_harmony(p);
     p->o.prompt = NULL;
     return p;

@@ -44,6 +44,8 @@ TEMPLATES = {
              "{% for k, v in c.function.arguments.items() %}[{{ k }}={{ v }}]{% endfor %}{% endfor %}"
              "{{ m.reasoning_content }};{% endfor %}{{ tools | length if tools else 'no' }}"
              " {{ reasoning_effort }} {{ enable_thinking }}",
+    "thinks": "{% for m in messages %}<|im_start|>user\n{{ m.content }}<|im_end|>\n{% endfor %}"
+              "<|im_start|>assistant\n<think>",
     "joins": "{% for m in messages %}{% if m['content'] is none %}{{ m.tool_calls[0].function.name "
              "+ m.tool_calls[0].function.arguments }}{% endif %}{% endfor %}",
 }
@@ -209,6 +211,47 @@ class Tools(unittest.TestCase):
             "model": "hermes", "prompt": prompt, "temperature": 0, "max_tokens": 40})
         self.assertEqual((status, r["choices"][0]["text"]), (200, SAYS["hermes"][0]))
 
+    def test_calls_can_be_forced(self):
+        # The real ember-tiny: it cannot want to call, so the schema alone makes it.
+        tools = [*TOOLS, {"type": "function", "function": {"name": "now"}}]
+        made = 0
+        for seed in range(6):
+            more = {"tools": tools, "temperature": 1.5, "seed": seed, "max_tokens": 300}
+            named = {"type": "function", "function": {"name": "get_weather"}}
+            for choice in ("required", named):
+                one = self.ask("ember-tiny", **more, tool_choice=choice, parallel_tool_calls=False)
+                if one["finish_reason"] == "length":  # half a call is no call
+                    self.assertNotIn("tool_calls", one["message"])
+                    continue
+                self.assertEqual(one["finish_reason"], "tool_calls")
+                self.assertIsNone(one["message"]["content"])
+                made += 1
+                call, = one["message"]["tool_calls"]
+                self.assertIn(call["function"]["name"],
+                              ("get_weather", "now") if choice == "required" else ("get_weather",))
+                arguments = json.loads(call["function"]["arguments"])
+                if call["function"]["name"] == "get_weather":
+                    self.assertLessEqual(set(arguments), {"city", "days"})
+                    self.assertIsInstance(arguments.get("days", 0), int)
+                    self.assertIsInstance(arguments.get("city", ""), str)
+                message, reason, _ = self.stream("ember-tiny", **more, tool_choice=choice,
+                                                 parallel_tool_calls=False)
+                self.assertEqual(self.without_ids(message), self.without_ids(one["message"]))
+                self.assertEqual(reason, "tool_calls")
+        self.assertGreater(made, 3)
+
+    def test_a_grammar_closes_the_thought(self):
+        prompt = "<|im_start|>user\nWho are you?<|im_end|>\n<|im_start|>assistant\n<think></think>"
+        ids = self.stack.gateway.request("POST", "/tokenize", {"model": "ember-tiny", "prompt": prompt})[2]
+        for more in ({"response_format": {"type": "json_object"}},
+                     {"tools": TOOLS, "tool_choice": "required"}):
+            status, _, r = self.stack.gateway.request("POST", "/v1/chat/completions", {
+                "model": "thinks", "messages": ASK, "max_tokens": 5, "return_token_ids": True, **more})
+            self.assertEqual((status, r["choices"][0]["prompt_token_ids"]), (200, ids["tokens"]))
+            self.assertTrue(r["choices"][0]["message"]["content"].lstrip().startswith(("{", "[")))
+            self.assertNotIn("reasoning_content", r["choices"][0]["message"])
+        self.assertTrue(self.ask("thinks", max_tokens=5)["message"]["reasoning_content"])
+
     def rendered(self, model, messages, **more):
         """What the template made of a chat."""
         status, _, r = self.stack.gateway.request("POST", "/tokenize", {
@@ -233,7 +276,12 @@ class Tools(unittest.TestCase):
     def test_wrong_fields(self):
         for field, more in (("tools", {"tools": [{"type": "function"}]}),
                             ("tools", {"tools": "get_weather"}),
-                            ("tool_choice", {"tools": TOOLS, "tool_choice": "sometimes"})):
+                            ("tool_choice", {"tools": TOOLS, "tool_choice": "sometimes"}),
+                            ("tool_choice", {"tool_choice": "required"}),
+                            ("tool_choice", {"tools": TOOLS, "tool_choice": {
+                                "type": "function", "function": {"name": "nope"}}}),
+                            ("tool_choice", {"tools": TOOLS, "tool_choice": "required",
+                                             "response_format": {"type": "json_object"}})):
             status, _, r = self.stack.gateway.request("POST", "/v1/chat/completions", {
                 "model": "hermes", "messages": ASK, **more})
             self.assertEqual((status, r["error"]["param"]), (400, field))

@@ -12,6 +12,7 @@
 #include "daemon/gateway/json.h"
 #include "daemon/gateway/openai.h"
 #include "daemon/gateway/stop.h"
+#include "daemon/gateway/tools.h"
 #include "engine/sample.h"
 
 /* ---- stop strings ---- */
@@ -203,6 +204,55 @@ static void logits_change_in_order(void **state)
     assert_false(logits_change_any(&(struct logits_change){.repetition = 1, .n_history = 5}));
 }
 
+/* ---- forced calls ---- */
+
+static void schema_is(const char *tools, const char *name, bool one, const char *want)
+{
+    json_t *list = json_loads(tools, 0, NULL), *expected = json_loads(want, 0, NULL), *schema;
+    struct error err = {0};
+
+    assert_non_null(list);
+    assert_non_null(expected);
+    assert_int_equal(tools_schema(list, name, one, &schema, &err), 0);
+    if (!json_equal(schema, expected))
+        fail_msg("%s", json_dumps(schema, 0));
+    json_decref(schema);
+    json_decref(expected);
+    json_decref(list);
+}
+
+static void calls_as_a_schema(void **state)
+{
+    static const char tools[] =
+        "[{\"function\": {\"name\": \"a\", \"parameters\": {\"properties\": {\"x\": {\"$ref\": "
+        "\"#/$defs/d\"}}, \"$defs\": {\"d\": {\"type\": \"integer\"}}}}},"
+        " {\"function\": {\"name\": \"b\"}}]";
+    static const char clash[] =
+        "[{\"function\": {\"name\": \"a\", \"parameters\": {\"$defs\": {\"d\": {}}}}},"
+        " {\"function\": {\"name\": \"b\", \"parameters\": {\"$defs\": {\"d\": {\"type\": "
+        "\"null\"}}}}}]";
+    struct error err = {0};
+    json_t *schema = NULL, *list = json_loads(clash, 0, NULL);
+
+    schema_is(tools, "b", false, "{\"type\": \"object\"}");
+    schema_is(tools, "a", false,
+              "{\"type\": \"object\", \"properties\": {\"x\": {\"$ref\": \"#/$defs/d\"}}, "
+              "\"$defs\": {\"d\": {\"type\": \"integer\"}}}");
+    schema_is(
+        tools, NULL, true,
+        "{\"$defs\": {\"d\": {\"type\": \"integer\"}}, \"type\": \"array\", \"minItems\": 1, "
+        "\"maxItems\": 1, \"items\": {\"anyOf\": [{\"type\": \"object\", \"properties\": "
+        "{\"name\": {\"const\": \"a\"}, \"parameters\": {\"type\": \"object\", \"properties\": "
+        "{\"x\": {\"$ref\": \"#/$defs/d\"}}}}, \"required\": [\"name\", \"parameters\"], "
+        "\"additionalProperties\": false}, {\"type\": \"object\", \"properties\": {\"name\": "
+        "{\"const\": \"b\"}, \"parameters\": {\"type\": \"object\"}}, \"required\": [\"name\", "
+        "\"parameters\"], \"additionalProperties\": false}]}}");
+    assert_int_equal(tools_schema(list, NULL, false, &schema, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "\"d\""));
+    assert_null(schema);
+    json_decref(list);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -212,6 +262,7 @@ int main(void)
         cmocka_unit_test(a_request_is_read),
         cmocka_unit_test(damaged_requests_are_no_harm),
         cmocka_unit_test(logits_change_in_order),
+        cmocka_unit_test(calls_as_a_schema),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

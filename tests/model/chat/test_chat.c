@@ -420,6 +420,27 @@ static void forced_output(void **state)
     json_decref(want);
 }
 
+static void answers_begin(void **state)
+{
+    static const struct {
+        const char *reasoning, *prompt, *want;
+    } rows[] = {{"qwen3", "<|im_start|>assistant\n<think>\n", "</think>"},
+                {"qwen3", "<|im_start|>assistant\n", NULL},
+                {"qwen3", "<think>\n\n</think>\n\n", NULL},
+                {"openai", "<|end|><|start|>assistant", "<|channel|>final<|message|>"},
+                {"none", "<think>", NULL},
+                {"seed_oss", "", NULL}};
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        struct chat_form form = {0};
+        assert_true(chat_reasoning_named(rows[i].reasoning, &form.reasoning));
+        const char *got = chat_answer_begins(form, rows[i].prompt, strlen(rows[i].prompt));
+        if (!rows[i].want)
+            assert_null(got);
+        else
+            assert_string_equal(got, rows[i].want);
+    }
+}
+
 static void names(void **state)
 {
     enum chat_tools tools;
@@ -525,6 +546,7 @@ int main(void)
         cmocka_unit_test(without_tools_text_is_text),
         cmocka_unit_test(one_call_alone),
         cmocka_unit_test(forced_output),
+        cmocka_unit_test(answers_begin),
         cmocka_unit_test(names),
         cmocka_unit_test(special_tokens),
         cmocka_unit_test(scanner),
