@@ -67,6 +67,7 @@ class Whole(Http):
 class Managed(unittest.TestCase):
     def whole(self, *options, **more):
         whole = Whole(*options, **more)
+        self.addCleanup(shutil.rmtree, whole.folder, True)
         self.addCleanup(lambda: whole.emberd.process.poll() is None and whole.stop())
         return whole
 
