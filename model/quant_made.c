@@ -17,6 +17,7 @@
 #include "model/quantize.h"
 
 #define SMALL 1024      /* values; smaller matrices are not worth an error */
+#define FEW (1u << 19)  /* smaller ones are q8 under q4: in a large model they are few bytes */
 #define ROWS_AT_ONCE 16 /* their floats stay in the second-level cache */
 #define ROWS_TURNED 256 /* of a matrix that is stored transposed: each costs a read a column */
 
@@ -43,7 +44,7 @@ static enum quantize_kind usual_kind(const struct model *model, uint32_t i,
     const struct slot *slot = &model->slots[i];
     if (!may_be_made(model, i) || slot->keep || slot->elements < SMALL)
         return QUANTIZE_KEEP;
-    return i == model->head ? QUANTIZE_Q8 : quantize_rules_default(rules);
+    return i == model->head || slot->elements < FEW ? QUANTIZE_Q8 : quantize_rules_default(rules);
 }
 
 /* The kind that the rules choose for a slot by any of its names; marks the rule in `used`. */

@@ -9,8 +9,9 @@
  *   q4=PATTERN        checkpoint (model.layers.3.self_attn.q_proj.weight) has a match of PATTERN, a
  *                     regular expression (PCRE2)
  *
- * The head, and an embedding that is the head as well, become q8 under q4 too: their error goes
- * straight into the logits. Tensors that are kept as one (q, k and v) are quantised as one.
+ * Under q4 the head becomes q8, and an embedding that is the head as well, since their error goes
+ * straight into the logits; and so do matrices of fewer than 2^19 values: in a large model they are
+ * a small part of the bytes, and a model that has no larger ones has none to spare.
  */
 #ifndef EMBER_MODEL_QUANTIZE_RULES_H
 #define EMBER_MODEL_QUANTIZE_RULES_H

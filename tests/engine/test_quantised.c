@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,17 +17,21 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+#include <jansson.h>
 
 #include "base/fault.h"
 #include "base/fd.h"
 #include "engine/engine.h"
 #include "engine/load.h"
+#include "engine/perplexity.h"
+#include "model/tokenizer/tokenizer.h"
 
 #define MODEL SOURCE_ROOT "/models/ember-tiny"
 #define GOLDENS SOURCE_ROOT "/tests/goldens/"
 #define PAGES 8
 
-static const char *const kinds[] = {"q8", "q4"};
+/* The second makes 4 bits of what would be q8 in so small a model. */
+static const char *const kinds[] = {"q8", "q4\nq4=^layers"};
 
 static struct loaded load(const char *dir, const char *quant, uint32_t threads)
 {
@@ -69,14 +74,14 @@ static void same_bytes_in_any_order(void **state)
     _cleanup_(weights_layout_freep) struct weights_layout *layout = NULL;
     _cleanup_(quantize_rules_freep) struct quantize_rules *rules = NULL;
     _cleanup_(model_freep) struct model *model = NULL;
-    struct loaded loaded = load(GOLDENS "qwen3", "q4", 2);
+    struct loaded loaded = load(GOLDENS "qwen3", kinds[1], 2);
     struct error err = {0};
     const char *config;
     size_t len;
     assert_int_equal(checkpoint_open(GOLDENS "qwen3", &checkpoint, &err), 0);
     config = checkpoint_config(checkpoint, &len);
     assert_int_equal(model_from_config(config, len, "x", &model, &err), 0);
-    assert_int_equal(quantize_rules_parse("q4", &rules, &err), 0);
+    assert_int_equal(quantize_rules_parse(kinds[1], &rules, &err), 0);
     assert_int_equal(model_layout_quantised(model, checkpoint, rules, &layout, &err), 0);
     const uint8_t *want = mmap(NULL, layout->bytes, PROT_READ, MAP_SHARED, loaded.weights, 0);
     assert_true(want != MAP_FAILED);
@@ -137,6 +142,10 @@ static void is(const struct weights_layout *layout, const char *name, int quant)
 static void what_is_kept(void **state)
 {
     struct weights_layout *layout = layout_of(MODEL, "q4");
+    is(layout, "layers.0.qkv", EMBER_QUANT_INT8); /* few values */
+    weights_layout_free(layout);
+
+    layout = layout_of(MODEL, kinds[1]);
     is(layout, "embed", EMBER_QUANT_INT8); /* tied: the head */
     is(layout, "layers.0.qkv", EMBER_QUANT_INT4);
     is(layout, "layers.7.down", EMBER_QUANT_INT4);
@@ -144,7 +153,7 @@ static void what_is_kept(void **state)
     is(layout, "final_norm", EMBER_QUANT_NONE);
     weights_layout_free(layout);
 
-    layout = layout_of(GOLDENS "qwen3-moe", "q4");
+    layout = layout_of(GOLDENS "qwen3-moe", "q4\nq4=experts");
     is(layout, "embed", EMBER_QUANT_NONE);
     is(layout, "head", EMBER_QUANT_INT8);
     is(layout, "layers.0.router", EMBER_QUANT_NONE);
@@ -175,7 +184,7 @@ static void what_is_refused(void **state)
 
 /* ---- bad weights ---- */
 
-static char dir[] = "/tmp/ember-test-quantised-XXXXXX";
+static char spoilt[] = "/tmp/ember-test-quantised-XXXXXX";
 
 /* A copy of a golden with one value of a tensor replaced by these bits (bf16). */
 static void spoil(const char *golden, const char *tensor, uint64_t index, uint16_t bits)
@@ -196,7 +205,7 @@ static void spoil(const char *golden, const char *tensor, uint64_t index, uint16
         assert_int_equal(fd_read_file(path, 1 << 24, &data, &n, &err), 0);
         if (i)
             memcpy(data + t->offset + 2 * index, &bits, sizeof bits);
-        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        snprintf(path, sizeof path, "%s/%s", spoilt, files[i]);
         FILE *f = fopen(path, "w");
         assert_true(f && fwrite(data, 1, n, f) == n && fclose(f) == 0);
     }
@@ -204,28 +213,28 @@ static void spoil(const char *golden, const char *tensor, uint64_t index, uint16
 
 static void bad_weights_are_named(void **state)
 {
-    assert_non_null(mkdtemp(dir));
+    assert_non_null(mkdtemp(spoilt));
     spoil("qwen3", "model.layers.1.mlp.up_proj.weight", 64 * 3 + 1, 0x7fc0);
-    refused(dir, "q8", -EINVAL,
+    refused(spoilt, "q8", -EINVAL,
             "tensor model.layers.1.mlp.up_proj.weight: row 3 holds a NaN or an infinity");
     spoil("qwen3", "model.layers.0.self_attn.o_proj.weight", 0, 0xff80);
-    refused(dir, "q4", -EINVAL, "self_attn.o_proj.weight: row 0 holds a NaN or an infinity");
+    refused(spoilt, "q4", -EINVAL, "self_attn.o_proj.weight: row 0 holds a NaN or an infinity");
     spoil("qwen3", "model.layers.0.self_attn.o_proj.weight", 0, 0x7e00);
-    refused(dir, "q4", -EINVAL, "keep=model.layers.0.self_attn.o_proj.weight");
-    struct loaded loaded = load(dir, "q4\nkeep=layers.0.self_attn.o_proj", 0);
+    refused(spoilt, kinds[1], -EINVAL, "keep=model.layers.0.self_attn.o_proj.weight");
+    struct loaded loaded = load(spoilt, "q4\nkeep=layers.0.self_attn.o_proj", 0);
     loaded_close(&loaded);
     char path[256];
-    snprintf(path, sizeof path, "%s/config.json", dir);
+    snprintf(path, sizeof path, "%s/config.json", spoilt);
     unlink(path);
-    snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    snprintf(path, sizeof path, "%s/model.safetensors", spoilt);
     unlink(path);
-    rmdir(dir);
+    rmdir(spoilt);
 }
 
 static void faults_fail_the_load(void **state)
 {
     static const char *const points[] = {"alloc", "read"};
-    struct load_options options = {.threads = 1, .quant = "q4\nkeep=o_proj"};
+    struct load_options options = {.threads = 1, .quant = "q4\nkeep=o_proj\nq4=^layers"};
     for (size_t p = 0; p < ARRAY_LEN(points); p++) {
         int failed = 0, passed = 0;
         for (int i = 1; i < 4000 && !passed; i += i < 60 ? 1 : 23) {
@@ -304,6 +313,82 @@ static void alone_as_in_a_batch(void **state)
     }
 }
 
+/* ---- perplexity ---- */
+
+/* Of documents that a form feed parts. */
+static double perplexity(const char *dir, const char *quant, const char *text, size_t len)
+{
+    struct loaded loaded = load(dir, quant, 0);
+    struct engine_options options = {
+        .weights = loaded.weights, .manifest = loaded.manifest, .tap_tokens = PERPLEXITY_STEP};
+    struct perplexity_options how = {0};
+    _cleanup_(tokenizer_freep) struct tokenizer *tokenizer = NULL;
+    _cleanup_(engine_freep) struct engine *engine = NULL;
+    struct perplexity sum = {0};
+    struct error err = {0};
+    if (engine_open(&options, &engine, &err) < 0 || tokenizer_load(dir, &tokenizer, &err) < 0)
+        fail_msg("%s", err.text);
+    for (size_t at = 0; at < len;) {
+        size_t n = strcspn(text + at, "\f"), n_ids;
+        _cleanup_free_ uint32_t *ids = NULL;
+        if (tokenizer_encode(tokenizer, text + at, n, true, &ids, &n_ids, &err) < 0 ||
+            perplexity_add(engine, ids, n_ids, &how, &sum, &err) < 0)
+            fail_msg("%s", err.text);
+        at += n + 1;
+    }
+    loaded_close(&loaded);
+    assert_true(sum.tokens > 50);
+    return perplexity_value(&sum);
+}
+
+/*
+ * The text is what ember-tiny itself says when it draws every token by its probability: there its
+ * perplexity is at a minimum over its weights, so any change of them can only raise it, but for
+ * the noise of 11,000 draws (about 0.05 %).
+ */
+static void perplexity_stays(void **state)
+{
+    _cleanup_free_ char *text = NULL;
+    struct error err = {0};
+    size_t len;
+    assert_int_equal(
+        fd_read_file(SOURCE_ROOT "/tests/engine/tiny_text.txt", 1 << 20, &text, &len, &err), 0);
+    double plain = perplexity(MODEL, "", text, len);
+    double q8 = perplexity(MODEL, "q8", text, len) / plain - 1;
+    double q4 = perplexity(MODEL, "q4", text, len) / plain - 1;
+    print_message("perplexity %.4f, q8 %+.3f %%, q4 %+.3f %%\n", plain, 100 * q8, 100 * q4);
+    assert_true(fabs(q8) <= 0.001);
+    assert_true(fabs(q4) <= 0.03);
+}
+
+/* Models made by others, on the text that a reference generated with them. */
+static void perplexity_of_public_models(void **state)
+{
+    static const char *const names[] = {"BabyLlama-tok105-hf", "stories260K-hf"};
+    int found = 0;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        const char *shared = getenv("EMBER_SHARED");
+        _cleanup_free_ char *dir =
+            x_printf("%s/public-models/%s", shared ? shared : SOURCE_ROOT "/../shared", names[i]);
+        _cleanup_free_ char *path = x_printf("%s/expected_text.json", dir);
+        json_t *json = json_load_file(path, 0, NULL);
+        const char *text = json_string_value(
+            json_object_get(json_array_get(json_object_get(json, "cases"), 0), "greedy_text"));
+        if (!text)
+            continue;
+        found++;
+        double plain = perplexity(dir, "", text, strlen(text));
+        double q8 = perplexity(dir, "q8", text, strlen(text)) / plain - 1;
+        print_message("%s: perplexity %.4f, q8 %+.3f %%\n", names[i], plain, 100 * q8);
+        assert_true(fabs(q8) <= 0.005); /* a hundred tokens: the noise of few */
+        json_decref(json);
+    }
+    if (!found) {
+        print_message("../shared/public-models is not there\n");
+        skip();
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -314,6 +399,8 @@ int main(void)
         cmocka_unit_test(bad_weights_are_named),
         cmocka_unit_test(faults_fail_the_load),
         cmocka_unit_test(alone_as_in_a_batch),
+        cmocka_unit_test(perplexity_stays),
+        cmocka_unit_test(perplexity_of_public_models),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

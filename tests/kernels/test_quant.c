@@ -83,6 +83,38 @@ static void x_operands(struct kcase *c, const struct form *f, uint32_t x, uint32
     kcase_tensor(c, x_scale, EMBER_ARENA_SCRATCH, EMBER_F32, 0.05f, 2, rows, 1, 0);
 }
 
+static void embed_case(const struct form *f, uint32_t rows, uint32_t D)
+{
+    const uint32_t vocab = 40;
+    struct kcase c;
+    char what[96];
+    snprintf(what, sizeof what, "embed %s rows=%u D=%u", f->name, rows, D);
+    kcase_start(&c, EMBER_OP_EMBED, EMBER_ROWS_TOKENS, rows);
+    kcase_tensor(&c, EMBED_TOKENS, EMBER_ARENA_IO, EMBER_I32, 0, 1, rows, 0, 0);
+    for (uint32_t i = 0; i < rows; i++)
+        ((int32_t *)kcase_row(&c, EMBED_TOKENS, 0))[i] = (int32_t)rnd(vocab);
+    quant_operands(&c, f, EMBED_TABLE, EMBED_SCALE, EMBED_ZERO, 0, vocab, D);
+    kcase_tensor(&c, EMBED_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, D, 0);
+    c.op.i[EMBED_I_QUANT] = f->quant;
+    c.op.i[EMBED_I_GROUP] = f->group ? f->group : (D + 31) / 32 * 32;
+    c.op.f[EMBED_F_SCALE] = rows % 2 ? 1 : 1.75;
+    c.tolerance = 1e-6f;
+    kcase_rows(&c, EMBED_TOKENS, 1);
+    kcase_out(&c, EMBED_OUT, 1);
+    kcase_check(&c, what);
+    kcase_free(&c);
+}
+
+/* A tied head's table. */
+static void test_embed(void **ctx)
+{
+    static const uint32_t widths[] = {1, 7, 32, 33, 100, 256, 416};
+    for (size_t i = 0; i < ARRAY_LEN(forms); i++)
+        for (size_t d = 0; d < ARRAY_LEN(widths) && !forms[i].int8_x; d++)
+            if (forms[i].quant == EMBER_QUANT_INT4 || forms[i].quant == EMBER_QUANT_INT8)
+                embed_case(&forms[i], 1 + (uint32_t)d, widths[d]);
+}
+
 static void linear_case(const struct form *f, uint32_t rows, uint32_t N, uint32_t K,
                         uint32_t options)
 {
@@ -224,10 +256,9 @@ static void test_quantize(void **ctx)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),
-        cmocka_unit_test(test_moe_linear),
-        cmocka_unit_test(test_permute),
-        cmocka_unit_test(test_quantize),
+        cmocka_unit_test(test_linear),  cmocka_unit_test(test_moe_linear),
+        cmocka_unit_test(test_permute), cmocka_unit_test(test_quantize),
+        cmocka_unit_test(test_embed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
