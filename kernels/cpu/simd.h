@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A small vector layer: VL floats at a time, for the ISA that EMBER_ISA names (0 SSE2, 1 AVX2 + FMA
- * + F16C, 2 AVX-512 F/BW/DQ/VL; 16 is kept for NEON). What is not here is written in plain C by its
- * user.
+ * + F16C, 2 AVX-512 F/BW/DQ/VL). On AArch64 there is 0 alone, and it is NEON (simd_neon.h). What is
+ * not here is written in plain C by its user.
  *
  * Everything is exact in the sense of kernel.h: one order of operations for each element whatever
  * its place in a vector or a tail. Tails are loads of part of a vector (the other lanes 0), so an
  * element meets the same instructions. The build says -ffp-contract=off; v_fma fuses where the ISA
- * can and is mul + add in SSE2.
+ * can (NEON too) and is mul + add in SSE2.
  */
 #ifndef EMBER_KERNELS_CPU_SIMD_H
 #define EMBER_KERNELS_CPU_SIMD_H
@@ -21,7 +21,11 @@
 #error "EMBER_ISA is not set"
 #endif
 
+#if defined(__aarch64__)
+#include "kernels/cpu/simd_neon.h"
+#else
 #include <immintrin.h>
+#endif
 
 #define INLINE static inline __attribute__((always_inline, unused))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -191,7 +195,11 @@ typedef __m128i vi;
 #define v_sub(a, b) _mm_sub_ps(a, b)
 #define v_mul(a, b) _mm_mul_ps(a, b)
 #define v_div(a, b) _mm_div_ps(a, b)
+#if defined(__aarch64__)
+#define v_fma(a, b, c) vfmaq_f32(c, a, b)
+#else
 #define v_fma(a, b, c) _mm_add_ps(_mm_mul_ps(a, b), c)
+#endif
 #define v_min(a, b) _mm_min_ps(a, b)
 #define v_max(a, b) _mm_max_ps(a, b)
 #define v_abs(a) _mm_andnot_ps(_mm_set1_ps(-0.0f), a)

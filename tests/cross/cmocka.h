@@ -19,7 +19,10 @@ struct CMUnitTest {
     const char *name;
     void (*run)(void **state);
 };
-#define cmocka_unit_test(f) {#f, f}
+#define cmocka_unit_test(f)                                                                        \
+    {                                                                                              \
+#f, f                                                                                      \
+    }
 
 #define cross_fail(...)                                                                            \
     do {                                                                                           \

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/cpu/kernel.h"
 
+#if defined(__x86_64__)
 #include <cpuid.h>
+#endif
 #include <ctype.h>
 #include <errno.h>
 #include <stdarg.h>
@@ -55,6 +57,8 @@ const char *cpu_isa_name(enum cpu_isa isa)
     return (unsigned)isa < CPU_ISA_COUNT ? names[isa] : "?";
 }
 
+#if defined(__x86_64__)
+
 /* The compilers do not agree on a name for this one. */
 static bool cpu_has_f16c(void)
 {
@@ -79,6 +83,15 @@ bool cpu_isa_supported(enum cpu_isa isa)
         return false;
     }
 }
+
+#else
+
+bool cpu_isa_supported(enum cpu_isa isa)
+{
+    return isa == CPU_ISA_BASELINE; /* NEON, on AArch64 */
+}
+
+#endif
 
 enum cpu_isa cpu_isa_best(void)
 {
