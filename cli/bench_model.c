@@ -196,8 +196,10 @@ static void op_cost(const struct ember_op *op, const struct bench_load *load, st
 int bench_model_cost(const struct bench_model *m, const struct bench_load *load,
                      struct step_cost *ret, struct error *err)
 {
-    struct plan_request request = {
-        .tokens = load->seqs * load->tokens, .seqs = load->seqs, .rows = load->seqs};
+    struct plan_request request = {.tokens = load->seqs * load->tokens,
+                                   .seqs = load->seqs,
+                                   .rows = load->seqs,
+                                   .kv = model_info(m->model)->kv_dtype[m->kv]};
     _cleanup_(plan_freep) struct plan *plan = NULL;
     struct step_cost cost = {0};
 

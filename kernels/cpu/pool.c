@@ -18,7 +18,7 @@
 #define LINE 64
 #define LEFT_BITS 24
 #define LEFT_MASK ((UINT64_C(1) << LEFT_BITS) - 1)
-#define YIELD_AFTER_NS (POOL_SPIN_NS / 5)
+#define SPIN_START_NS 50000u /* before anybody has been woken */
 #define STACK_BYTES ((size_t)1 << 20)
 
 /*
@@ -45,6 +45,8 @@ struct pool {
     _Alignas(LINE) _Atomic uint32_t runs_done; /* number of the last finished run */
     _Atomic uint32_t sleepers;                 /* 1: somebody may sleep on `wake` */
     _Atomic uint32_t wake;                     /* futex, counts wake-ups */
+    _Atomic uint64_t woke_ns;                  /* when it was last counted up */
+    _Atomic uint32_t spin_ns;                  /* what waking has cost lately, within bounds */
     _Atomic uint32_t n_asleep;
     _Atomic bool stop;
 
@@ -113,8 +115,23 @@ static void wake_sleepers(struct pool *pool)
     if (!atomic_load(&pool->sleepers))
         return;
     atomic_store(&pool->sleepers, 0);
+    atomic_store_explicit(&pool->woke_ns, clock_ns(), memory_order_relaxed);
     atomic_fetch_add(&pool->wake, 1);
     futex_wake_all(&pool->wake);
+}
+
+/* This thread slept from `since` until now: what its waking took moves the spin a quarter of the
+ * way. Threads that do so at the same time lose a measurement, no more. */
+static void learn_wake(struct pool *pool, uint64_t since)
+{
+    uint64_t woke = atomic_load_explicit(&pool->woke_ns, memory_order_relaxed), now = clock_ns();
+    uint64_t spin = atomic_load_explicit(&pool->spin_ns, memory_order_relaxed);
+
+    if (woke <= since || woke > now) /* a signal, or a wake that came before it slept */
+        return;
+    spin = (3 * spin + MIN(now - woke, POOL_SPIN_MOST_NS)) / 4;
+    atomic_store_explicit(&pool->spin_ns, (uint32_t)MAX(spin, POOL_SPIN_LEAST_NS),
+                          memory_order_relaxed);
 }
 
 static void *worker(void *arg);
@@ -224,20 +241,21 @@ static bool ready(struct pool *pool, bool is_worker, uint32_t run)
 
 static bool spin(struct pool *pool, bool is_worker, uint32_t run)
 {
+    const uint64_t most = pool_spin_ns(pool), polite = most / 5;
     uint64_t start = 0, waited = 0;
 
     for (unsigned i = 0;; i++) {
         if (ready(pool, is_worker, run))
             return true;
-        if (waited < YIELD_AFTER_NS)
+        if (waited < polite)
             cpu_relax();
         else
             sched_yield();
-        if (i % 32 == 31 || waited >= YIELD_AFTER_NS) {
+        if (i % 32 == 31 || waited >= polite) {
             uint64_t now = clock_ns();
             start = start ? start : now;
             waited = now - start;
-            if (waited >= POOL_SPIN_NS)
+            if (waited >= most)
                 return false;
         }
     }
@@ -251,7 +269,9 @@ static void wait_ready(struct pool *pool, bool is_worker, uint32_t run)
         if (ready(pool, is_worker, run))
             return;
         atomic_fetch_add(&pool->n_asleep, 1);
+        uint64_t since = clock_ns();
         futex_wait(&pool->wake, wake);
+        learn_wake(pool, since);
         atomic_fetch_sub(&pool->n_asleep, 1);
     }
 }
@@ -319,6 +339,7 @@ struct pool *pool_new(uint32_t threads)
     if (posix_memalign((void **)&pool, LINE, sizeof *pool))
         return NULL;
     memset(pool, 0, sizeof *pool);
+    pool->spin_ns = SPIN_START_NS;
     pool->n_threads = MIN(threads ? threads : cpu_limit(), POOL_THREADS_MAX);
     return pool;
 }
@@ -348,4 +369,9 @@ uint32_t pool_started(const struct pool *pool)
 uint32_t pool_asleep(const struct pool *pool)
 {
     return atomic_load(&pool->n_asleep);
+}
+
+uint32_t pool_spin_ns(const struct pool *pool)
+{
+    return atomic_load_explicit(&pool->spin_ns, memory_order_relaxed);
 }

@@ -11,8 +11,10 @@
  * How a run goes on: the current launch's blocks are claimed from one atomic word; whoever finishes
  * the last block puts up the next launch (running launches of a single block itself, on the way).
  * A thread that the kernel has descheduled holds up only the blocks it has claimed, never the rest.
- * Waiting threads spin for POOL_SPIN_NS, giving their processor away after the first part of that,
- * and then sleep on a futex.
+ * Waiting threads spin, giving their processor away after the first part of that, and then sleep on
+ * a futex. They spin as long as it has lately taken to wake a sleeper (which costs at most twice
+ * what knowing the future would), within bounds: where processors are short, waking takes long for
+ * want of one, and spinning would make that worse.
  *
  * One run at a time: a pool is used by one thread (its device's).
  */
@@ -23,7 +25,9 @@
 
 #include "base/mem.h"
 
-#define POOL_SPIN_NS 50000u       /* spinning before a thread sleeps */
+/* Between these a thread spins before it sleeps: as long as waking it takes, as measured. */
+#define POOL_SPIN_LEAST_NS 10000u
+#define POOL_SPIN_MOST_NS 100000u
 #define POOL_BLOCKS_MAX 0xffffffu /* blocks of one launch */
 #define POOL_THREADS_MAX 1024u
 
@@ -58,5 +62,7 @@ uint32_t pool_threads(const struct pool *pool);
 /* For tests and metrics: threads started so far, and how many of them sleep now. */
 uint32_t pool_started(const struct pool *pool);
 uint32_t pool_asleep(const struct pool *pool);
+/* How long a waiting thread would spin now, in nanoseconds. */
+uint32_t pool_spin_ns(const struct pool *pool);
 
 #endif

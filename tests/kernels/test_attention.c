@@ -307,7 +307,7 @@ static void attention_case(const struct shape *s, enum ember_dtype dtype, bool p
 
 static void test_attention(void **ctx)
 {
-    static const uint32_t keys[] = {1, 2, 15, 16, 17, 63, 100, 333};
+    static const uint32_t keys[] = {1, 15, 17, 64, 100, 333};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
         for (size_t k = 0; k < ARRAY_LEN(keys); k++) {
             enum ember_dtype dtype = kv_dtypes[(i + k) % 4];
@@ -323,7 +323,7 @@ static void test_attention(void **ctx)
 /* Where parts begin and end, and where they get longer; windows that reach over them. */
 static void test_attention_parts(void **ctx)
 {
-    static const uint32_t keys[] = {255, 256, 257, 512, 700, 8201, 17000};
+    static const uint32_t keys[] = {256, 257, 700, 8201};
     static const struct shape narrow[] = {{4, 2, 16, 8, 16}, {3, 1, 8, 20, 16}};
     for (size_t k = 0; k < ARRAY_LEN(keys); k++) {
         enum ember_dtype dtype = kv_dtypes[k % 4];

@@ -2,6 +2,7 @@
 /* The pool: every block exactly once and in launch order; threads start late, sleep when idle,
  * wake. */
 #include <fcntl.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -121,6 +122,41 @@ static void test_parks_and_wakes(void **ctx)
     }
 }
 
+/* The spin follows what wakes take, and stays within its bounds. */
+static void test_spin_is_measured(void **ctx)
+{
+    _cleanup_(pool_freep) struct pool *pool = pool_new(3);
+    uint32_t before = pool_spin_ns(pool);
+    bool moved = false;
+
+    for (uint32_t i = 0; i < 20; i++) {
+        run_traced(pool, i);
+        wait_asleep(pool, 2);
+        moved |= pool_spin_ns(pool) != before;
+        assert_in_range(pool_spin_ns(pool), POOL_SPIN_LEAST_NS, POOL_SPIN_MOST_NS);
+    }
+    assert_true(moved);
+}
+
+/* Two processors of many: affinity is what counts. */
+static void test_affinity_limits_threads(void **ctx)
+{
+    cpu_set_t all, one;
+
+    assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
+    CPU_ZERO(&one);
+    for (int i = 0; i < CPU_SETSIZE; i++)
+        if (CPU_ISSET(i, &all) && !CPU_COUNT(&one))
+            CPU_SET(i, &one);
+    assert_int_equal(sched_setaffinity(0, sizeof one, &one), 0);
+    uint32_t limit = cpu_limit();
+    _cleanup_(pool_freep) struct pool *pool = pool_new(0);
+    uint32_t threads = pool_threads(pool);
+    assert_int_equal(sched_setaffinity(0, sizeof all, &all), 0);
+    assert_int_equal(limit, 1);
+    assert_int_equal(threads, 1);
+}
+
 static _Atomic uint32_t met;
 static void meet(const uint64_t *args, uint32_t block, uint32_t n_blocks)
 {
@@ -228,6 +264,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_block_once), cmocka_unit_test(test_starts_late),
         cmocka_unit_test(test_parks_and_wakes),  cmocka_unit_test(test_sleepers_are_woken),
+        cmocka_unit_test(test_spin_is_measured), cmocka_unit_test(test_affinity_limits_threads),
         cmocka_unit_test(test_times_are_kept),   cmocka_unit_test(test_cgroup_limit),
         cmocka_unit_test(test_overhead),
     };

@@ -20,6 +20,21 @@ INLINE size_t kv_scales_at(size_t n)
     return (n + 3) & ~(size_t)3;
 }
 
+/* VL codes as float32. */
+INLINE vf v_load_i8(const int8_t *p)
+{
+#if VL == 16
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
+#elif VL == 8
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+#else
+    float wide[VL];
+    for (int i = 0; i < VL; i++)
+        wide[i] = (float)(int)p[i];
+    return v_load(wide);
+#endif
+}
+
 /* n elements as float32: `from` itself, or `to` filled. */
 INLINE const float *kv_widen(const char *from, enum ember_dtype dtype, size_t n, float *to)
 {
@@ -34,6 +49,8 @@ INLINE const float *kv_widen(const char *from, enum ember_dtype dtype, size_t n,
             v_put(to + i, v_get_w(from, i, EMBER_F16, V_LEFT(i, n)), V_LEFT(i, n));
         return to;
     case EMBER_I8:
+        for (; i + VL <= n; i += VL)
+            v_store(to + i, v_load_i8((const int8_t *)from + i));
         for (; i < n; i++)
             to[i] = (float)(int)((const int8_t *)from)[i];
         return to;
