@@ -107,7 +107,7 @@ static int best_of(const float wq[QUANTIZE_TRIES], const float qq[QUANTIZE_TRIES
     float best = 0;
     int which = 0;
     for (int i = 0; i < QUANTIZE_TRIES; i++) {
-        float worth = qq[i] > 0 ? wq[i] * wq[i] / qq[i] : 0;
+        float worth = qq[i] > 0 ? wq[i] / qq[i] * wq[i] : 0;
         if (worth > best) {
             best = worth;
             which = i;

@@ -5,10 +5,12 @@
  *
  * Nearest rounding at scale = max / 127 (or / 7) is not the best: a scale that clips the largest
  * value a little, or lets it fall between two codes, may leave a smaller error over the group. For
- * each group a grid of scales is tried. For given codes q the best scale in the least-squares sense
- * is sum(w q) / sum(q q), and what it leaves is sum(w w) - sum(w q)^2 / sum(q q): so a candidate is
- * worth sum(w q)^2 / sum(q q), which needs one pass over the group and no second rounding. The
- * winner's scale is rounded to f16 and the codes are those nearest to it.
+ * each group a grid of scales is tried. An error of a value w counts v = w^2 + the group's mean of
+ * w^2: large weights matter more (by trial, docs/performance.md). For given codes q the best scale
+ * in the least-squares sense is sum(v w q) / sum(v q q), and what it leaves is sum(v w w) - sum(v w
+ * q)^2 / sum(v q q): so a candidate is worth sum(v w q)^2 / sum(v q q), which needs one pass over
+ * the group and no second rounding. The winner's scale is rounded to f16 and the codes are those
+ * nearest to it.
  */
 #ifndef EMBER_MODEL_QUANTIZE_H
 #define EMBER_MODEL_QUANTIZE_H

@@ -51,9 +51,23 @@ static inline __attribute__((always_inline)) vec code(vec x, vec inverse, vec lo
     return v_min(v_max((x * inverse + rounder) - rounder, low), high);
 }
 
+/* The mean of the squares. Lanes are values here: eight of them whatever the width of a vector, so
+ * that both builds add in one order. */
+static float mean_square(const float *w, uint32_t n)
+{
+    float lanes[8] = {0};
+    for (uint32_t i = 0; i < n; i += 8)
+        for (int l = 0; l < 8; l++)
+            lanes[l] += w[i + l] * w[i + l];
+    return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5]) + (lanes[2] + lanes[6]) +
+            (lanes[3] + lanes[7])) /
+           (float)n;
+}
+
 void QUANTIZE(quantize_sums)(const float *w, uint32_t n, const struct quantize_tries *t,
                              float wq[QUANTIZE_TRIES], float qq[QUANTIZE_TRIES])
 {
+    const float mean = mean_square(w, n);
     for (int c = 0; c < QUANTIZE_TRIES; c += 2 * LANES) {
         const int d = c + LANES;
         const vec inverse0 = v_load(t->inverse + c), inverse1 = v_load(t->inverse + d);
@@ -63,10 +77,11 @@ void QUANTIZE(quantize_sums)(const float *w, uint32_t n, const struct quantize_t
         for (uint32_t i = 0; i < n; i++) {
             const vec x = v_set(w[i]);
             const vec q0 = code(x, inverse0, low0, high0), q1 = code(x, inverse1, low1, high1);
-            a0 += x * q0;
-            a1 += x * q1;
-            b0 += q0 * q0;
-            b1 += q1 * q1;
+            const vec v = v_set(w[i] * w[i] + mean), vx = v * x;
+            a0 += vx * q0;
+            a1 += vx * q1;
+            b0 += v * (q0 * q0);
+            b1 += v * (q1 * q1);
         }
         v_store(wq + c, a0);
         v_store(wq + d, a1);

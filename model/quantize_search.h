@@ -14,7 +14,8 @@ struct quantize_tries {
     float inverse[QUANTIZE_TRIES], low[QUANTIZE_TRIES], high[QUANTIZE_TRIES];
 };
 
-/* The sums over n values of w q and q q of each candidate, in the order of the values. */
+/* The sums over n values (a multiple of 8) of v w q and v q q of each candidate, in the order of
+ * the values; v = w w + their mean is what an error of a value counts. */
 typedef void quantize_sums_fn(const float *w, uint32_t n, const struct quantize_tries *tries,
                               float wq[QUANTIZE_TRIES], float qq[QUANTIZE_TRIES]);
 quantize_sums_fn quantize_sums_plain, quantize_sums_avx2;

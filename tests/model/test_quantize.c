@@ -62,13 +62,32 @@ static double quantised(const struct quantize_form *form, struct row *row, uint3
     return error;
 }
 
+/* What an error of value i counts. */
+static double weight_of(const float *w, uint32_t n, uint32_t i)
+{
+    double mean = 0;
+    for (uint32_t j = 0; j < n; j++)
+        mean += (double)w[j] * w[j] / n;
+    return mean + (double)w[i] * w[i];
+}
+
+/* The weighted error of a row of one group. */
+static double weighted(const struct quantize_form *form, struct row *row, uint32_t k)
+{
+    double error = 0;
+    quantised(form, row, k);
+    for (uint32_t i = 0; i < k; i++)
+        error += weight_of(row->w, k, i) * pow((double)row->value[i] - row->w[i], 2);
+    return error;
+}
+
 /* What one scale leaves of a group: codes to nearest within low..high. */
 static double error_at(const float *w, uint32_t n, double scale, int low, int high)
 {
-    double error = 0;
+    double error = 0, mean = weight_of(w, n, 0) - (double)w[0] * w[0];
     for (uint32_t i = 0; i < n; i++) {
         double q = fmin(fmax(nearbyint(w[i] / scale), low), high);
-        error += pow(q * scale - w[i], 2);
+        error += (mean + (double)w[i] * w[i]) * pow(q * scale - w[i], 2);
     }
     return error;
 }
@@ -96,11 +115,11 @@ static void test_search(void **unused)
             row.w[i] = (float)(gaussian() * spread * (round % 3 == 2 && i == 7 ? 8 : 1));
             most = fmax(most, fabs((double)row.w[i]));
         }
-        const double rms = spread * spread;
-        got[0] += quantised(&q8, &row, 32) / rms;
+        const double rms = pow(spread, 4);
+        got[0] += weighted(&q8, &row, 32) / rms;
         plain[0] += error_at(row.w, 32, most / 127, -128, 127) / rms;
         best[0] += best_error(row.w, 32, -128, 127) / rms;
-        double here = quantised(&q4, &row, 32) / rms;
+        double here = weighted(&q4, &row, 32) / rms;
         double nearest = error_at(row.w, 32, most / 7, -8, 7) / rms;
         assert_true(here <= nearest * 1.0001);
         got[1] += here;
