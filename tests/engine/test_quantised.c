@@ -23,6 +23,7 @@
 #include "base/fd.h"
 #include "engine/engine.h"
 #include "engine/load.h"
+#include "engine/packs.h"
 #include "engine/perplexity.h"
 #include "model/tokenizer/tokenizer.h"
 
@@ -51,6 +52,16 @@ static void refused(const char *dir, const char *quant, int code, const char *wo
     int r = load_checkpoint(dir, &options, &loaded, &err);
     if (r != code || !strstr(err.text, words))
         fail_msg("%s as %s: %d \"%s\", not %d \"%s\"", dir, quant, r, err.text, code, words);
+}
+
+/* A pack cannot be quantised any more. */
+static void refused_pack(const char *path)
+{
+    struct load_options options = {.quant = "q8"};
+    struct loaded loaded = {.weights = -1, .manifest = -1};
+    struct error err = {0};
+    assert_int_equal(load_model(path, &options, &loaded, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "is a pack"));
 }
 
 /* ---- bytes ---- */
@@ -256,6 +267,49 @@ static void faults_fail_the_load(void **state)
     }
 }
 
+/* ---- packs ---- */
+
+/* Packed, the bytes are the same; damage is made good from the checkpoint by the forms of the pack;
+ * no pack says of its weights what they are not. */
+static void packs_of_quantised_weights(void **state)
+{
+    struct loaded loaded = load(GOLDENS "qwen3", kinds[1], 0),
+                  again = {.weights = -1, .manifest = -1};
+    struct load_options options = {0};
+    struct error err = {0};
+    char path[] = "/tmp/ember-test-pack-XXXXXX";
+    _cleanup_fd_ int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(packs_write(GOLDENS "qwen3", &loaded.key, "", loaded.weights, loaded.manifest,
+                                 path, NULL, &err),
+                     -EINVAL);
+    if (packs_write(GOLDENS "qwen3", &loaded.key, kinds[1], loaded.weights, loaded.manifest, path,
+                    NULL, &err) < 0 ||
+        load_pack(path, &options, &again, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_true(digest_equal(&again.digest, &loaded.digest));
+    assert_int_equal(again.repaired, 0);
+    loaded_close(&again);
+
+    _cleanup_(pack_freep) struct pack *pack = NULL;
+    assert_int_equal(pack_open(path, &pack, &err), 0);
+    assert_string_equal(pack_info(pack)->recipe, "q4 q4=^layers");
+    _cleanup_fd_ int file = open(path, O_RDWR | O_CLOEXEC);
+    uint64_t at = pack_segment_file_at(pack, 0) + 70000;
+    char byte;
+    assert_int_equal(pread(file, &byte, 1, (off_t)at), 1);
+    byte ^= 4;
+    assert_int_equal(pwrite(file, &byte, 1, (off_t)at), 1);
+    if (load_pack(path, &options, &again, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_int_equal(again.repaired, 1);
+    assert_true(digest_equal(&again.digest, &loaded.digest));
+    loaded_close(&again);
+    loaded_close(&loaded);
+    refused_pack(path);
+    unlink(path);
+}
+
 /* ---- steps ---- */
 
 static const uint32_t prompt[] = {1, 345, 201, 3288, 532, 341, 33, 2, 201, 1, 347, 201};
@@ -398,6 +452,7 @@ int main(void)
         cmocka_unit_test(what_is_refused),
         cmocka_unit_test(bad_weights_are_named),
         cmocka_unit_test(faults_fail_the_load),
+        cmocka_unit_test(packs_of_quantised_weights),
         cmocka_unit_test(alone_as_in_a_batch),
         cmocka_unit_test(perplexity_stays),
         cmocka_unit_test(perplexity_of_public_models),
