@@ -227,6 +227,19 @@ static int metered(struct bench *b, unsigned n, double *ret_token_us, double *re
     return r;
 }
 
+/* The first instance compiles kernels and adopts graphs meanwhile: nothing is measured before. */
+static int settle(struct bench *b, struct error *err)
+{
+    double ms = (double)verb_int(b->call, "settle") * 1e3;
+    uint64_t start = clock_ns();
+    int r = 0;
+
+    do
+        r = go_together(b, 4, 64, 8, err);
+    while (r == 0 && clock_ms_since(start) < ms);
+    return r;
+}
+
 /* Streams together against one alone, and what a token costs the gateway meanwhile. */
 static int throughput(struct bench *b, struct error *err)
 {
@@ -236,13 +249,18 @@ static int throughput(struct bench *b, struct error *err)
 
     for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
         unsigned n = counts[i];
-        double us = 0, request_us = 0;
-        int r = go_together(b, n, 8, 4, err); /* the way is warm */
-        if (r == 0)
-            r = metered(b, n, &us, &request_us, err);
+        double us = INFINITY, request_us = INFINITY, tokens_s = 0;
+        int r = 0;
+        for (int turn = 0; turn < 2 && r == 0;
+             turn++) { /* the better: others use the machine, too */
+            double token = 0, request = 0;
+            r = metered(b, n, &token, &request, err);
+            us = fmin(us, token);
+            request_us = fmin(request_us, request);
+            tokens_s = fmax(tokens_s, rate(b));
+        }
         if (r < 0)
             return r;
-        double tokens_s = rate(b);
         alone = n == 1 ? tokens_s : alone;
         b->step_ms = step_ms(b);
         snprintf(what, sizeof what, "%u stream%s", n, n == 1 ? " alone" : "s together");
@@ -539,7 +557,7 @@ static int bench_model(struct bench *b, struct error *err)
     static const char *const options[] = {"--max-instances=1", "--idle-release=1h",
                                           "--max-queue=4096", NULL};
     static int (*const figures[])(struct bench *, struct error *) = {
-        throughput, first_tokens, shared_prefix, parked, fairness, failover, scrapes};
+        settle, throughput, first_tokens, shared_prefix, parked, fairness, failover, scrapes};
     struct lab_options emberd = {.model = b->model,
                                  .kv_bytes = (uint64_t)verb_int(b->call, "kv-mib") * MIB};
 

@@ -10,7 +10,7 @@ EMBERCTL = os.environ["EMBERCTL"]
 
 def bench(*options):
     return subprocess.run([EMBERCTL, "bench", "serve", "tiny", "--output=8", "--prompt=16",
-                           "--kv-mib=64", *options], stdout=subprocess.PIPE,
+                           "--kv-mib=64", "--settle=0", *options], stdout=subprocess.PIPE,
                           stderr=subprocess.PIPE, text=True, timeout=250)
 
 
