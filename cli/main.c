@@ -133,6 +133,8 @@ static const struct verb_option bench_serve_options[] = {
      .help = "tokens of the prompts whose first token is waited for"},
     {"kv-mib", VALUE_INT, .fallback = "1024", .limits = "16..1000000",
      .help = "KV memory of the instance, MiB"},
+    {"figure", VALUE_ENUM, .limits = "throughput|ttft|prefix|parked|fairness|failover|metrics",
+     .help = "only this one"},
     {"settle", VALUE_INT, .fallback = "4", .limits = "0..600",
      .help = "seconds of requests before anything is measured"},
     {"dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"},
