@@ -107,9 +107,9 @@ static int check(const struct bench *b, size_t first, size_t n, uint32_t tokens,
 {
     for (size_t i = first; i < first + n; i++)
         if (!b->streams[i].complete || b->streams[i].tokens != tokens)
-            return error_set(err, EPROTO, "stream %zu: status %d, %u tokens of %u%s", i,
+            return error_set(err, EPROTO, "stream %zu: status %d, %u tokens of %u%s %s", i,
                              b->streams[i].status, b->streams[i].tokens, tokens,
-                             b->streams[i].complete ? "" : ", and no end");
+                             b->streams[i].complete ? "" : ", and no end", b->streams[i].error);
     return 0;
 }
 

@@ -170,12 +170,14 @@ static void take_line(struct load *load, struct link *link, const char *line)
 
     if (strncmp(line, "data: ", 6))
         return;
-    if (!strcmp(line + 6, "[DONE]"))
+    if (!strcmp(line + 6, "[DONE]")) {
         stream->complete = !link->failed;
-    else if (!strncmp(line + 6, "{\"error\"", 8))
+    } else if (!strncmp(line + 6, "{\"error\"", 8)) {
         link->failed = true;
-    else if (text_of(line, &text, &len))
+        snprintf(stream->error, sizeof stream->error, "%s", line + 6);
+    } else if (text_of(line, &text, &len)) {
         take_text(load, stream, text, len);
+    }
     usage = strstr(line, "\"completion_tokens\":");
     if (usage)
         stream->tokens = (uint32_t)strtoul(usage + 20, NULL, 10);

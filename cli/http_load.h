@@ -23,6 +23,7 @@ struct load_stream {
     uint64_t longest_ns;                 /* the longest pause between two events with text */
     uint32_t tokens;                     /* completion_tokens of the usage event */
     uint64_t digest;                     /* of the text, as it was escaped */
+    char error[120];                     /* the event that told of one, its beginning */
 };
 
 struct load_run {

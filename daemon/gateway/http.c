@@ -556,6 +556,15 @@ void http_not_allowed(struct http_request *request, const char *allow)
     http_fail(request, 405, NULL, NULL, NULL, 0, text);
 }
 
+/* A client that is being streamed to has nothing to say: only bytes that it does not take count
+ * against it. (evhttp starts its clock anew with each chunk, but these go past it.) */
+static void set_limits(const struct http_request *request, struct bufferevent *bev, bool streaming)
+{
+    struct timeval limit = {(time_t)(request->server->options->client_timeout / 1000000000u), 0};
+
+    bufferevent_set_timeouts(bev, streaming ? NULL : &limit, &limit);
+}
+
 void http_stream_begin(struct http_request *request)
 {
     struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
@@ -564,6 +573,7 @@ void http_stream_begin(struct http_request *request)
     request->out = bufferevent_get_output(bev);
     request->fd = bufferevent_getfd(bev);
     request->behind = true; /* the header */
+    set_limits(request, bev, true);
     request->encrypted = tls_is_on(bev);
     http_header(request, "Content-Type", "text/event-stream; charset=utf-8");
     http_header(request, "Cache-Control", "no-cache");
@@ -650,8 +660,10 @@ bool http_stream_send(struct http_request *request, const void *data, size_t len
 void http_stream_end(struct http_request *request)
 {
     struct evhttp_request *ev = request->ev;
+    struct evhttp_connection *connection = evhttp_request_get_connection(ev);
     size_t len;
 
+    set_limits(request, evhttp_connection_get_bufferevent(connection), false);
     if (request->pending.len) { /* with the last chunk, by one call */
         const char *chunk = take_chunk(request, &len);
         evbuffer_add(request->out, chunk, len);

@@ -107,6 +107,23 @@ class Failover(unittest.TestCase):
         for pid in pids:
             wait_until(lambda: not os.path.exists(f"/proc/{pid}"), "it is gone", 30)
 
+    def test_a_pause_is_no_idle_client(self):
+        """A stream in which nothing comes for longer than client_timeout is not cut."""
+        stack = self.stack("--client-timeout=1s")
+        prompt, n = WORK[0]
+        want = stack.gateway.stream_text(prompt, max_tokens=n, ignore_eos=True)
+        chunks = stack.gateway.stream("/v1/completions", prompt=prompt, max_tokens=n,
+                                      temperature=0, ignore_eos=True)
+        text = next(chunks)["choices"][0]["text"]
+        pid = self.leased(stack)
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.5)
+        os.kill(pid, signal.SIGCONT)
+        rest = list(chunks)
+        self.assertEqual(rest[-1], "[DONE]")
+        text += "".join(c["choices"][0]["text"] for c in rest[:-1] if isinstance(c, dict))
+        self.assertEqual(text, want[0])
+
     def test_on_two_instances(self):
         """Those of the one that dies go on on the other; the other's do not notice."""
         stack = self.stack("--min-instances=2", "--max-instances=2")
