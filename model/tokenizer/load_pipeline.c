@@ -213,6 +213,14 @@ static int load_pre_tokenizer(struct loader *l, const char *type, const json_t *
     int r;
     if (!strcmp(type, "Split"))
         return add_split(l, type, j);
+    if (!strcmp(type, "CharDelimiterSplit")) {
+        const json_t *s = json_object_get(j, "delimiter");
+        struct image_comp c = {.kind = PRE_SPLIT, .n = SPLIT_REMOVED};
+        size_t len = json_string_length(s);
+        if (!len || utf8_len(*json_string_value(s)) != len)
+            return bad(l, type, "delimiter must be one character");
+        return add_comp(l, type, &c, json_string_value(s), len, "", 0);
+    }
     if (!strcmp(type, "ByteLevel"))
         return add_byte_level(l, type, j);
     if (!strcmp(type, "Metaspace"))

@@ -39,6 +39,9 @@ static void digits_and_punctuation(void **state)
     expect_tokens(PRE("'Digits', 'individual_digits': false"), "Call 911 now", "Call |911| now");
     expect_tokens(PRE("'Digits', 'individual_digits': true"), "Call 911", "Call |9|1|1");
     expect_tokens(PRE("'Digits', 'individual_digits': false"), "x½٣y", "x|½٣|y");
+    expect_tokens(PRE("'CharDelimiterSplit', 'delimiter': '▁'"), "a▁▁bc▁", "a|bc");
+    expect_refused("{'pre_tokenizer': {'type': 'CharDelimiterSplit', 'delimiter': 'ab'}}", -EBADMSG,
+                   "one character");
     expect_tokens(PRE("'Punctuation'"), "Hey, you!?", "Hey|,| you|!|?");
     expect_tokens(PRE("'Punctuation', 'behavior': 'Contiguous'"), "a!?$b", "a|!?$|b");
     expect_tokens(PRE("'Punctuation'"), "a。b", "a|。|b");
