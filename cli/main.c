@@ -140,7 +140,11 @@ static const struct verb_option bench_serve_options[] = {
     {"dir", VALUE_PATH, .help = "where checkpoints of shapes are written and kept"},
     {0}};
 static const struct verb_option perplexity_options[] = {
-    CLI_QUANT_OPTIONS, CLI_PERPLEXITY_OPTIONS, {0}};
+    CLI_QUANT_OPTIONS,
+    {"kv-type", VALUE_ENUM, .fallback = "auto", .limits = KV_CHOICES,
+     .help = "what K and V are kept in when the text is run again"},
+    CLI_PERPLEXITY_OPTIONS,
+    {0}};
 static const struct verb_option synth_options[] = {
     {"layers", VALUE_INT, .fallback = "0", .limits = "0..100000",
      .help = "only so many layers; 0: all"},
@@ -283,10 +287,12 @@ static const struct verb verbs[] = {
      "how well a checkpoint predicts a text, and what quantising costs of that",
      "The exponential of the mean of -ln p over the text's tokens, each predicted from those "
      "before it "
-     "in its window. With --quant the checkpoint is run as it is and then quantised. No daemon is "
+     "in its window. With --quant or --kv-type the checkpoint is run as it is and then so. No "
+     "daemon is "
      "needed.",
      perplexity_options,
      "perplexity ./Qwen3-0.6B --quant q4\tbefore and after\n"
+     "perplexity ./Qwen3-0.6B --kv-type int8\twhat K and V in 8 bits cost\n"
      "perplexity ./Qwen3-0.6B --quant q4 --keep 'layers\\.0\\.' --text wiki.txt\t\n",
      run_perplexity},
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",

@@ -2,6 +2,9 @@
 /* emberctl perplexity. */
 #include "cli/commands.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "cli/output.h"
 #include "cli/perplexity_run.h"
 #include "cli/quant_options.h"
@@ -18,53 +21,68 @@ static void add(json_t *json, const char *prefix, const struct perplexity_report
     json_object_set_new(json, key, json_real(r->load_ms));
 }
 
-static int print(const struct verb_call *call, const char *dir, const char *word,
-                 const struct perplexity_report *plain, const struct perplexity_report *quantised)
+static int print(const struct verb_call *call, const char *dir, const char *changed,
+                 const struct perplexity_report *plain, const struct perplexity_report *then)
 {
-    static const struct column columns[] = {
-        {"model", "model", 0},
-        {"tokens", "tokens predicted", COLUMN_NUMBER},
-        {"perplexity", "perplexity", 0},
-        {"weights_bytes", "weights", COLUMN_BYTES},
-        {"load_ms", "loaded in", COLUMN_MS},
-        {"quant", "quantised as", 0},
-        {"quantised_perplexity", "perplexity then", 0},
-        {"change", "change", 0},
-        {"quantised_weights_bytes", "weights then", COLUMN_BYTES},
-        {"quantised_load_ms", "quantised in", COLUMN_MS},
-        {0}};
+    static const struct column columns[] = {{"model", "model", 0},
+                                            {"tokens", "tokens predicted", COLUMN_NUMBER},
+                                            {"perplexity", "perplexity", 0},
+                                            {"weights_bytes", "weights", COLUMN_BYTES},
+                                            {"load_ms", "loaded in", COLUMN_MS},
+                                            {0}};
+    static const struct column both[] = {{"model", "model", 0},
+                                         {"tokens", "tokens predicted", COLUMN_NUMBER},
+                                         {"perplexity", "perplexity", 0},
+                                         {"weights_bytes", "weights", COLUMN_BYTES},
+                                         {"load_ms", "loaded in", COLUMN_MS},
+                                         {"changed", "changed to", 0},
+                                         {"changed_perplexity", "perplexity then", 0},
+                                         {"change", "change", 0},
+                                         {"changed_weights_bytes", "weights then", COLUMN_BYTES},
+                                         {"changed_load_ms", "loaded in then", COLUMN_MS},
+                                         {0}};
     json_t *json =
         json_pack("{s:s, s:I}", "model", dir, "tokens", (json_int_t)plain->perplexity.tokens);
 
     add(json, "", plain);
-    if (*word) {
-        add(json, "quantised_", quantised);
-        json_object_set_new(json, "quant", json_string(word));
-        json_object_set_new(json, "change",
-                            json_real(perplexity_value(&quantised->perplexity) /
-                                          perplexity_value(&plain->perplexity) -
-                                      1));
+    if (*changed) {
+        add(json, "changed_", then);
+        json_object_set_new(json, "changed", json_string(changed));
+        json_object_set_new(
+            json, "change",
+            json_real(perplexity_value(&then->perplexity) / perplexity_value(&plain->perplexity) -
+                      1));
     }
-    return cli_print_object(call, json, columns);
+    return cli_print_object(call, json, *changed ? both : columns);
+}
+
+/* "q4, KV int8": what is to be changed. */
+static char *change_of(const char *quant, enum kv_kind kv)
+{
+    const char *name = kv == KV_AUTO ? "" : kv_kind_name(kv);
+
+    return x_printf("%.*s%s%s%s", (int)strcspn(quant, "\n"), quant, *quant && *name ? ", " : "",
+                    *name ? "KV " : "", name);
 }
 
 int run_perplexity(const struct verb_call *call)
 {
-    struct perplexity_report plain = {0}, quantised = {0};
+    enum kv_kind kv = (enum kv_kind)verb_choice(call, "kv-type");
+    struct perplexity_report plain = {0}, then = {0};
     _cleanup_(perplexity_text_free) struct perplexity_text text = {0};
-    _cleanup_free_ char *quant = NULL;
+    _cleanup_free_ char *quant = NULL, *changed = NULL;
     const char *dir = call->argv[0];
     struct error err = {0};
 
     cli_catch_interrupts();
     int r = cli_quant(call, &quant, &err);
     if (r == 0)
+        changed = change_of(quant, kv);
+    if (r == 0)
         r = perplexity_text(call, dir, &text, &err);
     if (r == 0)
-        r = perplexity_run(call, dir, "", &text, &plain, &err);
-    if (r == 0 && *quant)
-        r = perplexity_run(call, dir, quant, &text, &quantised, &err);
-    if (r < 0)
-        return cli_fail(call, &err);
-    return print(call, dir, *quant ? (quant[1] == '8' ? "q8" : "q4") : "", &plain, &quantised);
+        r = perplexity_run(call, dir, "", KV_AUTO, &text, &plain, &err);
+    if (r == 0 && *changed)
+        r = perplexity_run(call, dir, quant, kv, &text, &then, &err);
+    return r < 0 ? cli_fail(call, &err) : print(call, dir, changed, &plain, &then);
 }

@@ -83,12 +83,14 @@ static int on_step(void *ctx, uint32_t tokens)
     return cli_interrupted ? -ECANCELED : 0;
 }
 
-static int run(const struct verb_call *call, const struct loaded *loaded, struct view *view,
-               const struct perplexity_text *text, struct perplexity *ret, struct error *err)
+static int run(const struct verb_call *call, const struct loaded *loaded, enum kv_kind kv,
+               struct view *view, const struct perplexity_text *text, struct perplexity *ret,
+               struct error *err)
 {
     struct engine_options options = {.threads = (uint32_t)verb_int(call, "threads"),
                                      .weights = loaded->weights,
                                      .manifest = loaded->manifest,
+                                     .kv = kv,
                                      .tap_tokens = PERPLEXITY_STEP};
     struct perplexity_options how = {
         .window = (uint32_t)verb_int(call, "window"), .progress = on_step, .ctx = view};
@@ -103,8 +105,8 @@ static int run(const struct verb_call *call, const struct loaded *loaded, struct
 }
 
 int perplexity_run(const struct verb_call *call, const char *dir, const char *quant,
-                   const struct perplexity_text *text, struct perplexity_report *ret,
-                   struct error *err)
+                   enum kv_kind kv, const struct perplexity_text *text,
+                   struct perplexity_report *ret, struct error *err)
 {
     struct view view = {.total = text->ends[text->n - 1]};
     struct load_options options = {.threads = (uint32_t)verb_int(call, "threads"),
@@ -118,7 +120,7 @@ int perplexity_run(const struct verb_call *call, const char *dir, const char *qu
     if (r == 0) {
         ret->weights_bytes = loaded.bytes;
         ret->load_ms = loaded.ms;
-        r = run(call, &loaded, &view, text, &ret->perplexity, err);
+        r = run(call, &loaded, kv, &view, text, &ret->perplexity, err);
     }
     progress_end(&view.progress);
     loaded_close(&loaded);

@@ -35,9 +35,10 @@ struct perplexity_report {
     uint64_t weights_bytes;
     double load_ms;
 };
-/* Loads `dir` with `quant` ("": as it is), runs the text; shows progress, obeys interrupts. */
+/* Loads `dir` with `quant` ("": as it is), runs the text with K and V as `kv` says; shows progress,
+ * obeys interrupts. */
 int perplexity_run(const struct verb_call *call, const char *dir, const char *quant,
-                   const struct perplexity_text *text, struct perplexity_report *ret,
-                   struct error *err);
+                   enum kv_kind kv, const struct perplexity_text *text,
+                   struct perplexity_report *ret, struct error *err);
 
 #endif

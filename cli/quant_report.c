@@ -144,9 +144,9 @@ static int add_perplexity(const struct verb_call *call, const char *dir, const c
 
     int r = perplexity_text(call, dir, &text, err);
     if (r == 0)
-        r = perplexity_run(call, dir, "", &text, &plain, err);
+        r = perplexity_run(call, dir, "", KV_AUTO, &text, &plain, err);
     if (r == 0)
-        r = perplexity_run(call, dir, quant, &text, &quantised, err);
+        r = perplexity_run(call, dir, quant, KV_AUTO, &text, &quantised, err);
     if (r < 0)
         return r;
     double before = perplexity_value(&plain.perplexity);

@@ -88,6 +88,37 @@ class Daemon:
 
 
 class Verify(unittest.TestCase):
+    def test_perplexity(self):
+        """Before and after a change, and the same as JSON; a pack tells its errors."""
+        with tempfile.TemporaryDirectory() as folder:
+            text = os.path.join(folder, "text")
+            with open(text, "w") as f:
+                f.write(f"{QUESTION}{ANSWER}<|im_end|>\n\fA river flows into the sea.")
+            of_text = ("--text", text, "--json")
+            plain = json.loads(ctl("perplexity", TINY, *of_text).stdout)
+            self.assertNotIn("changed", plain)
+            self.assertGreater(plain["tokens"], 30)
+            both = json.loads(ctl("perplexity", TINY, "--quant=q8", "--keep=qkv", "--kv-type=bf16",
+                                  *of_text).stdout)
+            self.assertEqual((both["perplexity"], both["changed"]), (plain["perplexity"], "q8, KV bf16"))
+            self.assertAlmostEqual(both["changed_perplexity"] / both["perplexity"] - 1, both["change"])
+            self.assertLess(abs(both["change"]), 0.03)
+            self.assertLess(both["changed_weights_bytes"], 0.7 * both["weights_bytes"])
+            pack = os.path.join(folder, "tiny.pack")
+            told = json.loads(ctl("pack", TINY, "--quant=q4", "--quant-for=layers.[0-3]=q4", "-o", pack,
+                                  *of_text).stdout)
+            self.assertEqual(told["numbers"], "q4 q4=layers.[0-3]")
+            errors = [layer["error"] for layer in told["layers"]]
+            self.assertEqual(len(errors), 8)
+            self.assertTrue(all(e > 0.05 for e in errors[:4]) and all(e < 0.01 for e in errors[4:]))
+            self.assertEqual(told["tensors"][0]["quant"], "q4")
+            self.assertIn("change", told)
+            run = ctl("perplexity", TINY, "--keep=qkv", check=False)
+            self.assertEqual(run.returncode, 1)
+            self.assertIn("need --quant", run.stderr)
+            run = ctl("pack", TINY, "--quant=q4", "--keep=nothing", "-o", pack, check=False)
+            self.assertIn("matches no tensor", run.stderr)
+
     def check(self, dirs, *options):
         for result in json.loads(ctl("verify", *dirs, *options, "--json").stdout):
             self.assertEqual(result["result"], "pass", result)
