@@ -29,9 +29,10 @@ int run_bench_decode(const struct verb_call *call);  /* bench_decode.c */
 int run_bench_prefill(const struct verb_call *call);
 int run_pack(const struct verb_call *call);
 int run_pack_verify(const struct verb_call *call);
-int run_bench_serve(const struct verb_call *call); /* bench_serve.c */
-int run_perplexity(const struct verb_call *call);  /* perplexity.c */
-int run_synth(const struct verb_call *call);       /* synth.c */
-int run_demo(const struct verb_call *call);        /* demo.c */
+int run_bench_grammar(const struct verb_call *call); /* bench_grammar.c */
+int run_bench_serve(const struct verb_call *call);   /* bench_serve.c */
+int run_perplexity(const struct verb_call *call);    /* perplexity.c */
+int run_synth(const struct verb_call *call);         /* synth.c */
+int run_demo(const struct verb_call *call);          /* demo.c */
 
 #endif

@@ -262,6 +262,13 @@ static const struct verb verbs[] = {
     {"bench prefill", "[SHAPE|DIR...]", "measure a prompt through the engine in this process",
      "As bench decode; the share is of the multiply-adds that the processor does in registers.",
      bench_prefill_options, "bench prefill --tokens 256\t\n", run_bench_prefill},
+    {"bench grammar", "[DIR|FILE]",
+     "measure structured output: compiling grammars, masks of tokens",
+     "DIR is a checkpoint, FILE a tokenizer.json; without one it is the embedded model's. Prints "
+     "what "
+     "compiling takes, and a mask of the tokens that may follow: where nobody has been before (on "
+     "average, and the worst one), and where somebody has.",
+     NULL, "bench grammar ./Qwen3-0.6B\t\n", run_bench_grammar},
     {"pack", "DIR", "write a checkpoint as a pack",
      "A pack holds the weights as they are in memory, so that a load is a plain read: the same "
      "numbers, nothing rounded. Interrupted or killed, it goes on where it was when it is asked "

@@ -33,15 +33,28 @@ static void allow(const struct vocab *v, uint64_t *mask, uint32_t token)
         mask[token / 64] |= UINT64_C(1) << token % 64;
 }
 
+/* Whether something counts there: then what is longer than COUNT_FAR bytes is left out. */
+static bool counts(const struct grammar *g, uint32_t set)
+{
+    const struct states *s = &g->states;
+    bool any = false;
+
+    for (uint32_t i = 0; i < s->sets[set].n; i++)
+        any |= s->nodes[s->items[s->sets[set].first + i].node].counted;
+    return any;
+}
+
 static void walk(struct grammar *g, uint32_t set, const struct trie *trie, uint64_t *mask)
 {
     uint32_t sets[TOKEN_BYTES_MAX + 1] = {set};
+    unsigned deepest = counts(g, set) ? COUNT_FAR : TOKEN_BYTES_MAX;
     uint64_t spent = 0;
 
     g->walk++;
     for (uint32_t i = 0; i < trie->n && spent < WALK_MAX;) {
         const struct trie_node *node = &trie->nodes[i];
-        uint32_t to = grammar_step(g, sets[node->depth], node->byte);
+        uint32_t to =
+            node->depth < deepest ? grammar_step(g, sets[node->depth], node->byte) : SET_DEAD;
         if (to == SET_DEAD) {
             i = node->end;
             spent++;
@@ -77,12 +90,21 @@ static uint32_t tail_leads(struct grammar *g, uint32_t set, unsigned lo, unsigne
     return at;
 }
 
-/* Lead bytes, what may follow them, and how many more bytes then. */
+/* Lead bytes, what may follow them, and how many more bytes then. E2 80 comes below. */
 static const struct {
     uint8_t lead, last, lo, hi, more;
-} forms[] = {{0xC2, 0xDF, 0x80, 0xBF, 0}, {0xE0, 0xE0, 0xA0, 0xBF, 1}, {0xE1, 0xEC, 0x80, 0xBF, 1},
-             {0xED, 0xED, 0x80, 0x9F, 1}, {0xEE, 0xEF, 0x80, 0xBF, 1}, {0xF0, 0xF0, 0x90, 0xBF, 2},
-             {0xF1, 0xF3, 0x80, 0xBF, 2}, {0xF4, 0xF4, 0x80, 0x8F, 2}};
+} forms[] = {{0xC2, 0xDF, 0x80, 0xBF, 0}, {0xE0, 0xE0, 0xA0, 0xBF, 1}, {0xE1, 0xE1, 0x80, 0xBF, 1},
+             {0xE2, 0xE2, 0x81, 0xBF, 1}, {0xE3, 0xEC, 0x80, 0xBF, 1}, {0xED, 0xED, 0x80, 0x9F, 1},
+             {0xEE, 0xEF, 0x80, 0xBF, 1}, {0xF0, 0xF0, 0x90, 0xBF, 2}, {0xF1, 0xF3, 0x80, 0xBF, 2},
+             {0xF4, 0xF4, 0x80, 0x8F, 2}};
+
+/* U+2000 to U+203F, without the two line ends among them, all lead there. */
+static bool around_line_ends(struct grammar *g, uint32_t set, uint32_t to)
+{
+    uint32_t at = grammar_step(g, grammar_step(g, set, 0xE2), 0x80);
+
+    return bytes_lead(g, at, 0x80, 0xA7) == to && bytes_lead(g, at, 0xAA, 0xBF) == to;
+}
 
 static uint32_t find_same(struct grammar *g, uint32_t set)
 {
@@ -97,7 +119,7 @@ static uint32_t find_same(struct grammar *g, uint32_t set)
             tail_leads(g, lead, forms[i].lo, forms[i].hi, forms[i].more) != to)
             return SET_DIFFERS;
     }
-    return to;
+    return around_line_ends(g, set, to) ? to : SET_DIFFERS;
 }
 
 static uint32_t same_of(struct grammar *g, uint32_t set)

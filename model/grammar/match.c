@@ -67,11 +67,11 @@ static bool rehash(struct states *s, struct interned *t, uint32_t n, const void 
     return true;
 }
 
-static uint32_t intern_node(struct states *s, const struct entry *entries, uint32_t n, bool clipped,
-                            uint32_t longest);
+static uint32_t intern_node(struct states *s, const struct entry *entries, uint32_t n,
+                            bool clipped);
 
 /* The node without far counts. */
-static uint32_t clip_node(struct states *s, uint32_t node, uint32_t longest)
+static uint32_t clip_node(struct states *s, uint32_t node)
 {
     struct stack_node x = s->nodes[node];
     _cleanup_free_ struct entry *copy = mem_alloc(x.n + 1, sizeof *copy);
@@ -83,13 +83,13 @@ static uint32_t clip_node(struct states *s, uint32_t node, uint32_t longest)
     }
     for (uint32_t i = 0; i < x.n; i++) {
         struct entry e = s->entries[x.first + i], c = e;
-        c.need = e.need > longest ? FOREVER : e.need;
-        c.left = e.left > longest ? FOREVER : e.left;
+        c.need = e.need > COUNT_FAR ? FOREVER : e.need;
+        c.left = e.left > COUNT_FAR ? FOREVER : e.left;
         c.below = s->nodes[e.below].clip;
         changed |= memcmp(&e, &c, sizeof e) != 0;
         copy[i] = c;
     }
-    return changed ? intern_node(s, copy, x.n, true, longest) : node;
+    return changed ? intern_node(s, copy, x.n, true) : node;
 }
 
 static int by_entry(const void *a, const void *b)
@@ -140,15 +140,17 @@ static uint32_t find_node(struct states *s, const struct entry *entries, uint32_
         return NODE_BOTTOM;
     if (n)
         memcpy(s->entries + s->n_entries, entries, n * sizeof *entries);
-    s->nodes[s->n_nodes] = (struct stack_node){s->n_entries, n, s->n_nodes, hash};
+    bool counted = false;
+    for (uint32_t i = 0; i < n; i++)
+        counted |= entries[i].left != 1 || s->nodes[entries[i].below].counted;
+    s->nodes[s->n_nodes] = (struct stack_node){s->n_entries, n, s->n_nodes, counted, hash};
     s->n_entries += n;
     s->by_node.table[at] = ++s->n_nodes;
     *ret_new = true;
     return s->n_nodes - 1;
 }
 
-static uint32_t intern_node(struct states *s, const struct entry *entries, uint32_t n, bool clipped,
-                            uint32_t longest)
+static uint32_t intern_node(struct states *s, const struct entry *entries, uint32_t n, bool clipped)
 {
     _cleanup_free_ struct entry *sorted = NULL;
     bool made;
@@ -165,7 +167,7 @@ static uint32_t intern_node(struct states *s, const struct entry *entries, uint3
     }
     uint32_t node = find_node(s, entries, n, &made);
     if (made) {
-        uint32_t clip = clip_node(s, node, longest);
+        uint32_t clip = clip_node(s, node);
         s->nodes[node].clip = clip;
     }
     return node;
@@ -276,7 +278,7 @@ static void begin_rule(struct grammar *g, struct closing *c, uint32_t rule)
     }
     c->n_pending = kept;
     n = sort_entries(c->entries, n);
-    uint32_t node = intern_node(&g->states, c->entries, n, false, g->longest);
+    uint32_t node = intern_node(&g->states, c->entries, n, false);
     if (g->states.failed)
         return;
     add_item(c, g->program.rules[rule], node);
@@ -453,7 +455,6 @@ int grammar_open(const void *program, size_t len, const struct vocab *vocab, str
     g->refs = 1;
     g->len = len;
     g->vocab = vocab;
-    g->longest = vocab ? vocab->longest : TOKEN_BYTES_MAX;
     g->bytes = mem_alloc(len + 1, 1);
     g->closing = mem_alloc(1, sizeof *g->closing);
     if (!g->bytes || !g->closing || !states_begin(&g->states))
@@ -468,7 +469,6 @@ int grammar_open(const void *program, size_t len, const struct vocab *vocab, str
 void grammar_use_vocab(struct grammar *g, const struct vocab *vocab)
 {
     g->vocab = vocab;
-    g->longest = vocab->longest;
 }
 
 struct grammar *grammar_ref(struct grammar *g)
@@ -542,7 +542,7 @@ void grammar_trim(struct grammar *g)
             entries[i].below = map[entries[i].below];
         }
         uint32_t count = sort_entries(entries, old->nodes[n].n);
-        map[n] = intern_node(&fresh, entries, count, false, g->longest);
+        map[n] = intern_node(&fresh, entries, count, false);
     }
     for (struct matcher *m = g->matchers; m && !fresh.failed; m = m->next)
         copy_set(&fresh, old, m->set, map);

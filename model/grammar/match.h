@@ -9,8 +9,9 @@
  * number, which makes the whole a deterministic automaton whose states are found as they are
  * needed, each with the next set by byte and, once asked for, its mask.
  *
- * For masks, counts beyond the longest token are as good as no count: `clip` is the same set with
- * such counts taken away, and what masks are made for.
+ * For masks, counts beyond COUNT_FAR are as good as no count, if tokens of more bytes are left out
+ * wherever something counts: `clip` is the same set with such counts taken away, and what masks are
+ * made for. So all places of a long counted repetition but the first and last ones share a mask.
  */
 #ifndef EMBER_MODEL_GRAMMAR_MATCH_H
 #define EMBER_MODEL_GRAMMAR_MATCH_H
@@ -22,6 +23,7 @@
 #define SET_DEAD 0
 #define SET_UNKNOWN UINT32_MAX
 #define NODE_BOTTOM 0
+#define COUNT_FAR 32
 #define FOREVER UINT32_MAX /* a count that never reaches 0 */
 
 struct item {
@@ -33,6 +35,7 @@ struct entry {
 struct stack_node {
     uint32_t first, n; /* entries */
     uint32_t clip;
+    bool counted; /* a caller, or one of those below, counts */
     uint64_t hash;
 };
 struct set {
@@ -74,7 +77,6 @@ struct grammar {
     struct matcher *matchers;
     uint32_t walk;           /* number of the last */
     struct closing *closing; /* scratch */
-    uint32_t longest;        /* bytes of a token */
     size_t kept;             /* bytes that the last trim left */
 };
 

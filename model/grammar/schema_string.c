@@ -15,12 +15,12 @@
 #define H16 "[0-9a-fA-F]{1,4}"
 #define LABEL "[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?"
 #define HOST LABEL "(\\." LABEL "){0,4}"
-#define UNRESERVED "[a-zA-Z0-9._~-]"
-#define PATH "(/(" UNRESERVED "|[!$&'()*+,;=:@]|%[0-9A-Fa-f]{2}){0,64}){0,16}"
-#define REST                                                                                       \
-    "(\\?(" UNRESERVED "|[!$&'()*+,;=:@/?]|%[0-9A-Fa-f]{2}){0,256})?(#(" UNRESERVED                \
-    "|[!$&'()*+,;=:@/?]|%[0-9A-Fa-f]{2}){0,64})?"
-#define URI "(https?|ftp)://" HOST "(:[1-9][0-9]{0,3})?" PATH REST
+#define NAME "[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*"
+#define DOMAIN NAME "(\\." NAME ")*"
+#define PCHAR "([a-zA-Z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})"
+#define PATH "(/" PCHAR "*)*"
+#define REST "(\\?(" PCHAR "|[/?])*)?(#(" PCHAR "|[/?])*)?"
+#define URI "(https?|ftp)://" DOMAIN "(:[1-9][0-9]{0,3})?" PATH REST
 
 /*
  * X(format, pattern): what is made is of the format (RFC 3339, 4122, 4291, 3986, 1123, 6901),
@@ -36,7 +36,7 @@
                   "[1-9][0-9]?S)"                                                                  \
                   "?)?|[1-9][0-9]{0,2}M([1-9][0-9]?S)?|[1-9][0-9]{0,3}S)|P[1-9][0-9]{0,2}W")       \
     X("uuid", "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")       \
-    X("email", "[a-zA-Z0-9_+-]{1,32}(\\.[a-zA-Z0-9_+-]{1,16}){0,3}@" LABEL "(\\." LABEL "){1,3}")  \
+    X("email", "[a-zA-Z0-9_+-]+(\\.[a-zA-Z0-9_+-]+)*@" NAME "(\\." NAME ")+")                      \
     X("ipv4", IPV4)                                                                                \
     X("ipv6", "(" H16 ":){7}" H16 "|::(" H16 ":){0,5}" H16 "|(" H16 ":){1,3}:(" H16 ":){0,2}" H16) \
     X("hostname", HOST)                                                                            \

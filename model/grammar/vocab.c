@@ -20,7 +20,7 @@ static unsigned safe_chars(const uint8_t *s, size_t n)
     for (size_t at = 0; at < n; count++) {
         uint32_t c;
         size_t len = text_char((const char *)s + at, n - at, &c);
-        if (!len || c < 0x20 || c == '"' || c == '\\')
+        if (!len || c < 0x20 || c == '"' || c == '\\' || c == 0x2028 || c == 0x2029)
             return 0;
         at += len;
     }
@@ -111,9 +111,7 @@ static int make_tries(struct vocab *v, struct error *err)
     for (uint32_t i = 0; i < v->size; i++) {
         if (v->first[i] == v->first[i + 1])
             continue;
-        all[n] = sortable(v, i);
-        v->longest = MAX(v->longest, all[n].len);
-        n++;
+        all[n++] = sortable(v, i);
     }
     qsort(all, n, sizeof *all, by_bytes);
     bool ok = make_trie(v, all, n, &v->all);

@@ -30,7 +30,7 @@ struct trie {
 };
 
 struct vocab {
-    uint32_t size, words, longest;
+    uint32_t size, words;
     uint32_t *first; /* [size + 1] */
     uint8_t *bytes;
     uint32_t *same; /* [size] the next token with the same bytes */
