@@ -135,6 +135,7 @@ int run_status(const struct verb_call *call)
                                             {"spawn_failures", "failed spawns", 0},
                                             {"loads", "loads", 0},
                                             {"load_failures", "failed loads", 0},
+                                            {"packs", "packs written", 0},
                                             {"evictions", "evictions", 0},
                                             {"instances_lost", "instances lost", 0},
                                             {"cache_dir", "cache", 0},

@@ -96,6 +96,7 @@ int run_load(const struct verb_call *call)
                                             {"architecture", "architecture", 0},
                                             {"warmth", "state", 0},
                                             {"quant", "quantised as", 0},
+                                            {"from_pack", "from a pack", 0},
                                             {"parameters", "parameters", COLUMN_NUMBER},
                                             {"weights_bytes", "weights", COLUMN_BYTES},
                                             {"load_ms", "loaded in", COLUMN_MS},
