@@ -107,28 +107,41 @@ static void send_grammar(struct conn *conn, const struct compiled *grammar, bool
     send_frame(conn, &frame);
 }
 
-/* The one used last comes to the front; those at the back make room. */
+/*
+ * Those used longest ago make room, but for those of the step that is being built: for one step
+ * there may be more than there is room for.
+ */
+static void make_grammar_room(struct conn *conn, size_t len)
+{
+    while (conn->n_grammars > conn->n_pinned &&
+           (conn->n_grammars >= GRAMMARS_MAX || conn->grammar_bytes + len > conn->grammar_room)) {
+        struct compiled *old = conn->grammars[--conn->n_grammars];
+        send_grammar(conn, old, true);
+        conn->grammar_bytes -= old->len;
+        compiled_unref(old);
+    }
+}
+
+/* The one used last comes to the front. */
 static void define_grammar(struct conn *conn, struct compiled *grammar)
 {
     size_t at = 0;
 
-    if (!conn->grammars)
-        conn->grammars = x_alloc((GRAMMARS_MAX + 1) * sizeof *conn->grammars);
     while (at < conn->n_grammars && conn->grammars[at] != grammar)
         at++;
     if (at == conn->n_grammars) {
-        while (conn->n_grammars && (conn->n_grammars == GRAMMARS_MAX ||
-                                    conn->grammar_bytes + grammar->len > conn->grammar_room)) {
-            struct compiled *old = conn->grammars[--conn->n_grammars];
-            send_grammar(conn, old, true);
-            conn->grammar_bytes -= old->len;
-            compiled_unref(old);
+        make_grammar_room(conn, grammar->len);
+        if (conn->n_grammars == conn->cap_grammars) {
+            conn->cap_grammars = MAX(64, 2 * conn->cap_grammars);
+            conn->grammars =
+                x_realloc(conn->grammars, conn->cap_grammars * sizeof *conn->grammars);
         }
         send_grammar(conn, grammar, false);
         conn->grammar_bytes += grammar->len;
         conn->grammars[conn->n_grammars] = compiled_ref(grammar);
         at = conn->n_grammars++;
     }
+    conn->n_pinned += at >= conn->n_pinned;
     memmove(conn->grammars + 1, conn->grammars, at * sizeof *conn->grammars);
     conn->grammars[0] = grammar;
 }
@@ -266,6 +279,7 @@ void conn_send(struct conn *conn, const struct sched_step *step)
         conn_fail(conn, false, "no room for a step");
         return;
     }
+    conn->n_pinned = 0;
     for (uint32_t i = 0; i < step->n_seqs; i++) {
         fill(conn, &step->seqs[i], &scratch.sampling[i], &scratch.seqs[i]);
         scratch.list[i] = &scratch.seqs[i];

@@ -85,7 +85,7 @@ TAILQ_HEAD(gw_models, gw_model);
 struct gw {
     struct gateway_options options;
     struct event_base *base;
-    struct work_pool *work;
+    struct work_pool *work, *compilers; /* compilers: of schemas and grammars */
     struct cache *cache; /* NULL: none, tokenizers are parsed */
     struct grammar_cache *grammars;
     struct http_server *http;

@@ -170,6 +170,13 @@ static bool digest_of_request(const struct api_grammar *g, struct digest *ret)
     return true;
 }
 
+struct compiled *grammar_known(struct grammar_cache *cache, const struct api_request *request)
+{
+    struct digest digest;
+
+    return digest_of_request(&request->grammar, &digest) ? look_up(cache, &digest) : NULL;
+}
+
 int grammar_of_request(struct grammar_cache *cache, const struct api_request *request,
                        struct compiled **ret, struct api_error *fail)
 {

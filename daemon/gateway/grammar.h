@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Structured output in the gateway: from what a request asks for to a compiled grammar, made on a
- * worker and kept for the next request that asks for the same.
+ * thread of its own kind and kept for the next request that asks for the same.
  */
 #ifndef EMBER_DAEMON_GATEWAY_GRAMMAR_H
 #define EMBER_DAEMON_GATEWAY_GRAMMAR_H
@@ -26,6 +26,8 @@ struct grammar_cache; /* for any thread */
 struct grammar_cache *grammar_cache_new(size_t limit);
 void grammar_cache_free(struct grammar_cache *cache);
 
+/* What the request asks for, if it has been compiled already, or NULL. The caller unrefs it. */
+struct compiled *grammar_known(struct grammar_cache *cache, const struct api_request *request);
 /*
  * The grammar that the request asks for (*ret NULL: it asks for none), which the caller unrefs.
  * -EINVAL and *fail.

@@ -277,6 +277,8 @@ static int start(struct gw *gw, int listen_fd, struct error *err)
     if (r == 0)
         r = work_pool_new(gw->base, (unsigned)gw->options.workers, &gw->work, err);
     if (r == 0)
+        r = work_pool_new(gw->base, (unsigned)gw->options.workers, &gw->compilers, err);
+    if (r == 0)
         r = http_server_new(gw->base, &gw->options, TAKE_FD(listen_fd), request_handle, gw,
                             &gw->http, err);
     fd_close(listen_fd);
@@ -289,8 +291,8 @@ static int start(struct gw *gw, int listen_fd, struct error *err)
 
 static void finish(struct gw *gw)
 {
-    if (gw->work)
-        work_pool_free(gw->work); /* before what its work points to */
+    work_pool_free(gw->work); /* before what its work points to, and what takes it over */
+    work_pool_free(gw->compilers);
     fleet_free(gw->fleet);
     sched_free(gw->sched);
     http_server_free(gw->http);

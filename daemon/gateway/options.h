@@ -25,7 +25,7 @@
     X("gateway", log_level, ENUM, "info", "error|warn|info|debug", RELOAD, \
       "the least urgent messages that are logged") \
     X("gateway", workers, INT, "2", "1..64", RESTART, \
-      "threads for parsing, templates and tokenizing") \
+      "threads for parsing, templates and tokenizing, and as many for schemas and grammars") \
     X("gateway", grammar_cache, BYTES, "32MiB", "0..4GiB", RESTART, \
       "compiled schemas and grammars that are kept for the next request") \
     X("gateway", admin, BOOL, "no", "", RESTART, \

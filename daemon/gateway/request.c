@@ -253,10 +253,21 @@ static void run_prepare(struct work *work)
     if (text_prepare(job->model->text, &job->api, &job->fail) < 0 && !job->fail.status)
         job->fail.status = 400;
     truncate_prompts(job);
-    if (!job->fail.status)
-        grammar_of_request(job->gw->grammars, &job->api, &job->grammar, &job->fail);
-    if (job->grammar)
-        job->api.ignore_eos = false; /* a text that is over cannot go on */
+    if (job->fail.status)
+        return;
+    if (job->kind == API_TOKENIZE || job->kind == API_DETOKENIZE)
+        respond_tokens(job);
+    if (job->api.grammar.kind == API_GRAMMAR_NONE)
+        return;
+    job->api.ignore_eos = false; /* a text that is over cannot go on */
+    job->grammar = grammar_known(job->gw->grammars, &job->api);
+}
+
+static void run_compile(struct work *work)
+{
+    struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
+
+    grammar_of_request(job->gw->grammars, &job->api, &job->grammar, &job->fail);
 }
 
 static void prepared(struct work *work)
@@ -269,11 +280,16 @@ static void prepared(struct work *work)
     } else if (job->fail.status) {
         end_now(job);
     } else if (job->kind == API_TOKENIZE || job->kind == API_DETOKENIZE) {
-        respond_tokens(job);
+        http_reply(TAKE(job->http), 200, "application/json", job->out.data, job->out.len);
         job_settle(job);
     } else if (job->gw->draining) {
         job_fail(job, 503, "shutting_down", NULL, 1, "The server is shutting down.");
         end_now(job);
+    } else if (job->api.grammar.kind != API_GRAMMAR_NONE && !job->grammar) {
+        /* On threads of its own: what takes long keeps nobody else from being tokenized. */
+        job->with_worker = true;
+        job->work = (struct work){.run = run_compile, .done = prepared};
+        work_submit(job->gw->compilers, &job->work);
     } else {
         submit(job);
     }

@@ -125,7 +125,7 @@ bool respond_chunk(struct gw_job *job, struct choice *choice, bool last);
 bool respond_heartbeat(struct gw_job *job);
 /* The end: the whole object, or the stream's last chunks; or the error. Takes job->http. */
 void respond_end(struct gw_job *job);
-/* /tokenize and /detokenize. */
+/* /tokenize and /detokenize, on a worker: the reply, into job->out. */
 void respond_tokens(struct gw_job *job);
 
 #endif

@@ -405,8 +405,6 @@ void respond_tokens(struct gw_job *job)
     struct buffer *out = &job->out, text = {0};
     const struct api_prompt *prompt = &job->api.prompts[0];
 
-    if (!job->http)
-        return;
     if (job->kind == API_TOKENIZE) {
         js_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", prompt->n_ids,
                   job->model->text->max_positions);
@@ -422,6 +420,5 @@ void respond_tokens(struct gw_job *job)
         string_buffer(out, &text);
     }
     js_raw(out, "}");
-    http_reply(TAKE(job->http), 200, "application/json", out->data, out->len);
     buffer_free(&text);
 }

@@ -104,7 +104,7 @@ static int welcome(struct drivers *drivers, struct connection *c)
     welcome.eos_ids = (int32_t *)info->eos_ids;
     welcome.bos_id = info->bos_id;
     welcome.token_refs = true;
-    welcome.grammar_bytes = GRAMMARS_PROGRAMS_MAX;
+    welcome.grammar_bytes = GRAMMARS_PROGRAMS_KEPT;
     frame.kind_case = EMBER__V1__INSTANCE_FRAME__KIND_WELCOME;
     frame.welcome = &welcome;
     return send_frame(c, &frame);

@@ -8,7 +8,7 @@
 
 #include "engine/tokenizer.h"
 
-#define GRAMMARS_MAX 1024
+#define GRAMMARS_MAX 4096
 
 struct definition {
     uint64_t id;

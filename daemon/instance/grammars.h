@@ -5,7 +5,8 @@
  * flight, so it is here that masks are applied.
  *
  * All of it belongs to one driver's connection and is bounded: bytes of programs
- * (GRAMMARS_PROGRAMS_MAX, what Welcome says), sequences (GRAMMARS_MATCHERS_MAX), and what running
+ * (GRAMMARS_PROGRAMS_KEPT, what Welcome says, and GRAMMARS_PROGRAMS_MAX for the sake of one step
+ * that needs many), sequences (GRAMMARS_MATCHERS_MAX), and what running
  * programs has found out (GRAMMARS_KEEP, beyond which it is forgotten).
  */
 #ifndef EMBER_DAEMON_INSTANCE_GRAMMARS_H
@@ -15,7 +16,8 @@
 #include "ember/v1/step.pb-c.h"
 #include "model/grammar/grammar.h"
 
-#define GRAMMARS_PROGRAMS_MAX (64u << 20)
+#define GRAMMARS_PROGRAMS_KEPT (64u << 20)
+#define GRAMMARS_PROGRAMS_MAX (1u << 30)
 #define GRAMMARS_MATCHERS_MAX 8192
 #define GRAMMARS_KEEP (192u << 20)
 

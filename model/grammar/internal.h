@@ -29,7 +29,7 @@
 #define BUILD_BYTES_MAX (48u << 20)    /* of nodes */
 #define NFA_STATES_MAX (400u << 10)    /* of one rule */
 #define MACHINE_STATES_MAX (60u << 10) /* of one rule, and of all */
-#define BUILD_WORK_MAX (60u << 20)     /* elementary operations */
+#define BUILD_WORK_MAX (24u << 20)     /* elementary operations */
 #define NESTING_MAX 200
 
 struct range {

@@ -11,7 +11,7 @@ import sys
 import threading
 import unittest
 
-from gateway import Stack, together
+from gateway import Stack, together, wait_until
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "model", "grammar"))
 from schemas import INTEGER, NUMBER, SCHEMAS, STRING, judge, jsonschema, obj  # noqa: E402
@@ -157,6 +157,55 @@ class Structured(unittest.TestCase):
         for start in range(0, 320, 16):
             for i, texts in enumerate(together([lambda i=i: one(i) for i in range(start, start + 16)])):
                 self.assertRegex(texts[0], rf"\A{(start + i) % 300}[a-z]{{2}}\Z")
+
+
+class Crowds(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.stack = Stack("--admin")
+        cls.g = cls.stack.gateway
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.stack.stop()
+
+    def test_a_step_of_more_grammars_than_fit(self):
+        """What waits is begun in one step, all of whose grammars have to be there."""
+        pattern = "[acegikmoqsuwyACEGIKMOQSUWY0]"  # many edges a state: programs of some 3.5 MB
+
+        def one(i):
+            return self.g.complete("a", max_tokens=4, structured_outputs={"regex": f"{pattern * 14000}{i}"})
+        work = [lambda i=i: one(i) for i in range(22)]
+        together(work)  # compiled
+        self.g.request("POST", "/sleep")
+        threads = threading.Thread(target=lambda: results.extend(together(work)))
+        results = []
+        threads.start()
+        wait_until(lambda: self.g.metric("vllm:num_requests_waiting") == len(work), "all wait")
+        self.g.request("POST", "/wake_up")
+        threads.join()
+        for reply in results:
+            self.assertRegex(reply["choices"][0]["text"], rf"\A{pattern}+\Z")
+        self.assertEqual(len(results), len(work))
+        self.assertNotIn("step refused", self.g.text())
+
+    def test_slow_schemas_delay_no_others(self):
+        slow = {f"p{i}": INTEGER for i in range(3000)}
+        ended = []
+
+        def one(i):
+            ended.append(self.g.request("POST", "/v1/completions", {
+                "model": "ember-tiny", "prompt": "a", "guided_json": obj(**{**slow, f"q{i}": INTEGER}, required=[])})[0])
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        wait_until(lambda: self.g.get("/load")[2]["server_load"] == 4, "all have come")
+        self.g.ask("/tokenize", prompt="a")
+        self.g.complete("a", max_tokens=2)
+        self.assertEqual(ended, [])
+        for t in threads:
+            t.join()
+        self.assertEqual(ended, [400] * 4)
 
 
 class Failover(unittest.TestCase):
