@@ -143,8 +143,11 @@ static void only_ascii(struct chars *c)
     c->n = out;
 }
 
-/* \d \w \s and their opposites: false when c is none of them. */
-static bool named_set(struct regex *x, char name, struct chars *to)
+/*
+ * \d \w \s and their opposites: false when `name` is none of them. Of what is white space for some
+ * and not for others neither \s nor \S takes anything, and so both do within [^...].
+ */
+static bool named_set(struct regex *x, char name, bool inverted, struct chars *to)
 {
     static const struct range digits[] = {{'0', '9'}},
                               words[] = {{'0', '9'}, {'A', 'Z'}, {'_', '_'}, {'a', 'z'}},
@@ -166,10 +169,11 @@ static bool named_set(struct regex *x, char name, struct chars *to)
         from = words, n = ARRAY_LEN(words);
         break;
     case 's':
-        from = spaces, n = ARRAY_LEN(spaces);
-        break;
     case 'S':
-        from = all_spaces, n = ARRAY_LEN(all_spaces);
+        if ((name == 'S') != inverted)
+            from = all_spaces, n = ARRAY_LEN(all_spaces);
+        else
+            from = spaces, n = ARRAY_LEN(spaces);
         break;
     default:
         return false;
@@ -257,13 +261,13 @@ static uint32_t escape(struct regex *x)
 }
 
 /* One end of a range in a class, or a whole set (true). */
-static bool class_part(struct regex *x, struct chars *to, uint32_t *ret)
+static bool class_part(struct regex *x, bool inverted, struct chars *to, uint32_t *ret)
 {
     if (!take(x, "\\")) {
         *ret = next_char(x);
         return false;
     }
-    if (x->at < x->n && named_set(x, x->s[x->at], to)) {
+    if (x->at < x->n && named_set(x, x->s[x->at], inverted, to)) {
         x->at++;
         return true;
     }
@@ -280,12 +284,12 @@ static struct node *class(struct regex *x)
         uint32_t lo, hi;
         if (first && x->s[x->at] == ']') /* [] and [^] are JavaScript's; Python takes it as a ] */
             break;
-        if (class_part(x, &set, &lo))
+        if (class_part(x, inverted, &set, &lo))
             continue;
         hi = lo;
         if (x->at + 1 < x->n && x->s[x->at] == '-' && x->s[x->at + 1] != ']') {
             x->at++;
-            if (class_part(x, &set, &hi)) {
+            if (class_part(x, inverted, &set, &hi)) {
                 add(x, &set, '-', '-');
                 hi = lo;
             }
@@ -388,7 +392,7 @@ static struct variants atom(struct regex *x)
         return anchor(x, false);
     if (!take(x, "\\"))
         return plain(one_char(x, next_char(x)));
-    if (x->at < x->n && named_set(x, x->s[x->at], &set)) {
+    if (x->at < x->n && named_set(x, x->s[x->at], false, &set)) {
         x->at++;
         return plain(node_chars(x->b, set.r, set.n, x->json));
     }

@@ -194,6 +194,16 @@ class Samples(unittest.TestCase):
                     if text.isascii() or "[^" not in pattern:
                         self.assertEqual(ours, bool(compiled.fullmatch(text)), text)
 
+    def test_white_space_that_is_none_for_some(self):
+        """Python's \\s has \\x1c to \\x1f, JavaScript's has not: what is made is right for both."""
+        texts = ["\x1c", "\x1f", "\x0b", " ", "a"]
+        for pattern, want in (("\\s", "FFTTF"), ("\\S", "FFFFT"), ("[\\s]", "FFTTF"), ("[\\S]", "FFFFT"),
+                              ("[^\\s]", "FFFFT"), ("[^\\S]", "FFTTF"), ("[^\\s\\d]", "FFFFT")):
+            with self.subTest(pattern):
+                reply = self.samplers[0].ask("regex", pattern, match=texts)
+                self.assertEqual("".join("FT"[m] for m in reply["match"]), want)
+        self.assertIn("error", self.samplers[0].ask("regex", "[^\\s\\S]"))
+
     def test_bad_regexes(self):
         for pattern in ["a(", "a)", "[b-a]", "*a", "a{3,2}", "\\1", "a(?!b)", "\\p{L}", "a\\bb", "[", "(?i)a", "a*+", "\\q"]:
             with self.subTest(pattern):
