@@ -117,9 +117,9 @@ static void f_prompt(struct parse *p)
 {
     json_t *v = p->value, *first = json_array_get(v, 0);
     size_t n = json_is_array(v) ? json_array_size(v) : 1;
-    bool one = !json_is_array(v) || json_is_integer(first);
+    bool one = !json_is_array(v) || !n || json_is_integer(first);
 
-    if (json_is_array(v) && !n) {
+    if (json_is_array(v) && !n && p->r->kind != API_DETOKENIZE) {
         bad(p, "the list is empty");
         return;
     }
@@ -133,7 +133,7 @@ static void f_prompt(struct parse *p)
         json_t *element = one ? v : json_array_get(v, i);
         if (json_is_string(element))
             prompt_text(p, &p->r->prompts[i], element);
-        else if (json_is_array(element) && json_array_size(element))
+        else if (json_is_array(element) && (json_array_size(element) || element == v))
             ids(p, element, &p->r->prompts[i].ids, &p->r->prompts[i].n_ids);
         else
             bad(p, "expected a string, strings, token ids or lists of token ids");
@@ -569,7 +569,6 @@ static void one_field(struct parse *p)
 static void force_calls(struct parse *p)
 {
     struct api_request *r = p->r;
-    struct error err = {0};
     json_t *schema;
 
     p->name = "tool_choice";
@@ -581,11 +580,11 @@ static void force_calls(struct parse *p)
         bad(p, "there is no tool \"%.64s\"", r->tool_name);
     else if (r->grammar.kind != API_GRAMMAR_NONE)
         bad(p, "cannot force a call beside %s", r->grammar.field);
-    else if (tools_schema(r->tools, r->tool_name, !r->parallel_calls, &schema, &err) < 0)
-        bad(p, "%s", error_text(&err));
-    else
-        r->grammar = (struct api_grammar){
-            .kind = API_GRAMMAR_SCHEMA, .spec = schema, .owned = schema, .field = p->name};
+    if (p->fail->status)
+        return;
+    schema = tools_schema(r->tools, r->tool_name, !r->parallel_calls);
+    r->grammar = (struct api_grammar){
+        .kind = API_GRAMMAR_SCHEMA, .spec = schema, .owned = schema, .field = p->name};
 }
 
 /* What no single field can know. */
@@ -596,8 +595,12 @@ static void check_whole(struct parse *p)
     p->name = r->kind == API_CHAT ? "messages" : r->kind == API_DETOKENIZE ? "tokens" : "prompt";
     if (!r->messages && !r->n_prompts)
         bad(p, "missing");
-    if (r->messages && !alloc_prompts(p, 1))
+    if (r->messages && r->n_prompts)
+        bad(p, "not together with messages");
+    else if (r->messages && !alloc_prompts(p, 1))
         return;
+    if (r->kind != API_COMPLETION && r->n_prompts > 1)
+        bad(p, "only one at a time");
     if (r->kind == API_DETOKENIZE && r->n_prompts && !r->prompts[0].ids)
         bad(p, "expected a list of token ids");
     p->name = "min_tokens";

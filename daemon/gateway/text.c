@@ -23,8 +23,10 @@ static void read_description(struct text *text, const char *dir)
     size_t len;
 
     if (fd_read_file(path, JSON_FILE_MAX, &data, &len, NULL) == 0 &&
-        model_from_config(data, len, path, &model, NULL) == 0)
+        model_from_config(data, len, path, &model, NULL) == 0) {
         text->rope_exact_len = model_info(model)->rope_exact_len;
+        text->vocab_size = MIN(text->vocab_size, model_info(model)->vocab_size);
+    }
 }
 
 /* An object from DIR/NAME, or NULL when there is none that can be read. */
@@ -318,21 +320,24 @@ static int render(const struct text *text, struct api_request *request, struct b
     return r < 0 ? fail_with(fail, "messages", &err) : 0;
 }
 
-static int check_ids(const struct text *text, const struct api_prompt *prompt,
-                     struct api_error *fail)
+static int check_ids(const struct text *text, const struct api_request *request,
+                     const struct api_prompt *prompt, struct api_error *fail)
 {
+    const char *param = request->kind == API_DETOKENIZE ? "tokens"
+                        : request->messages             ? "messages"
+                                                        : "prompt";
     struct error err = {0};
 
-    if (!prompt->n_ids) {
+    if (!prompt->n_ids && request->kind != API_DETOKENIZE) {
         error_set(&err, EINVAL, "the prompt has no tokens");
-        return fail_with(fail, "prompt", &err);
+        return fail_with(fail, param, &err);
     }
     for (size_t i = 0; i < prompt->n_ids; i++) {
         if (prompt->ids[i] < text->vocab_size)
             continue;
         error_set(&err, EINVAL, "token id %u is out of vocabulary (%u)", prompt->ids[i],
                   text->vocab_size);
-        return fail_with(fail, "prompt", &err);
+        return fail_with(fail, param, &err);
     }
     return 0;
 }
@@ -368,7 +373,7 @@ static int prepare_prompt(const struct text *text, struct api_request *request,
         return fail_with(fail, request->messages ? "messages" : "prompt", &err);
     if (request->kind == API_TOKENIZE)
         return 0;
-    return check_ids(text, prompt, fail);
+    return check_ids(text, request, prompt, fail);
 }
 
 static void apply_defaults(const struct text *text, struct api_request *request)

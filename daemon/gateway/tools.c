@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/gateway/tools.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include "base/mem.h"
@@ -35,63 +34,62 @@ static json_t *parameters_of(const json_t *function)
     return schema;
 }
 
-/* References are from the root: "#/$defs/x". */
-static int move_definitions(json_t *from, json_t *root, struct error *err)
+static bool is_one_of(const char *word, const char *const *words, size_t n)
 {
-    static const char *const names[] = {"$defs", "definitions"};
-    const char *key;
-    json_t *v;
-
-    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
-        json_t *defs = json_object_get(from, names[i]), *all = json_object_get(root, names[i]);
-        if (!json_is_object(defs))
-            continue;
-        if (!all) {
-            all = json_object();
-            json_object_set_new(root, names[i], all);
-        }
-        json_object_foreach(defs, key, v)
-        {
-            json_t *there = json_object_get(all, key);
-            if (there && !json_equal(there, v))
-                return error_set(err, EINVAL,
-                                 "two functions define \"%.64s\" in %s, and not in the same way",
-                                 key, names[i]);
-            json_object_set(all, key, v);
-        }
-        json_object_del(from, names[i]);
-    }
-    return 0;
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(word, words[i]))
+            return true;
+    return false;
 }
 
-int tools_schema(const json_t *tools, const char *name, bool one, json_t **ret, struct error *err)
+/*
+ * References are from the root, "#" or "#/$defs/x": they follow the schema to where it is now.
+ * `named`: the members' keys are names and no keywords.
+ */
+static void move_references(json_t *schema, bool named, const char *root)
 {
-    json_t *any = json_array(), *root;
-    int r = 0;
+    static const char *const names[] = {"properties", "patternProperties", "$defs", "definitions"},
+                             *const values[] = {"const", "enum", "default", "examples"};
+    const char *key;
+    json_t *v;
+    size_t i;
+
+    json_array_foreach(schema, i, v) move_references(v, false, root);
+    json_object_foreach(schema, key, v)
+    {
+        const char *to = !named && !strcmp(key, "$ref") ? json_string_value(v) : NULL;
+        if (to && *to == '#') {
+            _cleanup_free_ char *moved = x_printf("%s%s", root, to + 1);
+            json_string_set(v, moved);
+        } else if (named || !is_one_of(key, values, ARRAY_LEN(values))) {
+            move_references(v, !named && is_one_of(key, names, ARRAY_LEN(names)), root);
+        }
+    }
+}
+
+json_t *tools_schema(const json_t *tools, const char *name, bool one)
+{
+    json_t *any = json_array(), *definitions = json_object(), *root;
 
     if (name) {
         json_decref(any);
-        *ret = parameters_of(tools_find(tools, name));
-        return 0;
+        json_decref(definitions);
+        return parameters_of(tools_find(tools, name));
     }
-    root = json_object();
-    for (size_t i = 0; i < json_array_size(tools) && r == 0; i++) {
+    for (size_t i = 0; i < json_array_size(tools); i++) {
         json_t *function = function_at(tools, i), *parameters = parameters_of(function);
-        r = move_definitions(parameters, root, err);
-        json_array_append_new(any, json_pack("{s:s, s:{s:{s:O}, s:o}, s:[s, s], s:b}", "type",
+        _cleanup_free_ char *at = x_printf("#/$defs/tool%zu", i);
+        move_references(parameters, false, at);
+        json_object_set_new(definitions, at + strlen("#/$defs/"), parameters);
+        json_array_append_new(any, json_pack("{s:s, s:{s:{s:O}, s:{s:s}}, s:[s, s], s:b}", "type",
                                              "object", "properties", "name", "const",
                                              json_object_get(function, "name"), "parameters",
-                                             parameters, "required", "name", "parameters",
+                                             "$ref", at, "required", "name", "parameters",
                                              "additionalProperties", 0));
     }
-    json_object_update_new(root, json_pack("{s:s, s:i, s:{s:o}}", "type", "array", "minItems", 1,
-                                           "items", "anyOf", any));
+    root = json_pack("{s:o, s:s, s:i, s:{s:o}}", "$defs", definitions, "type", "array", "minItems",
+                     1, "items", "anyOf", any);
     if (one)
         json_object_set_new(root, "maxItems", json_integer(1));
-    if (r < 0) {
-        json_decref(root);
-        return r;
-    }
-    *ret = root;
-    return 0;
+    return root;
 }

@@ -6,17 +6,15 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#include "base/error.h"
-
 /* The function of `tools` called so, or NULL. */
 json_t *tools_find(const json_t *tools, const char *name);
 
 /*
  * With a name: the schema of that function's arguments. Without: of a list of {"name",
- * "parameters"} of any of the functions, with one element when `one`, at least one otherwise.
- * Definitions of parameters ($defs) move to where their references look for them; -EINVAL when two
- * functions define one name in two ways. *ret is the caller's.
+ * "parameters"} of any of the functions, with one element when `one`, at least one otherwise. The
+ * schemas of the arguments are then definitions, and their references ("#/$defs/x", "#") point to
+ * where each is. The caller's.
  */
-int tools_schema(const json_t *tools, const char *name, bool one, json_t **ret, struct error *err);
+json_t *tools_schema(const json_t *tools, const char *name, bool one);
 
 #endif

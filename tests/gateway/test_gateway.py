@@ -309,6 +309,13 @@ class Api(Case):
         self.assertEqual(chat["tokens"], CASES[0]["prompt_ids"])
         back = self.g.ask("/detokenize", tokens=r["tokens"])
         self.assertEqual(back["prompt"], CASES[0]["prompt"])
+        self.assertEqual(self.g.ask("/detokenize", tokens=[])["prompt"], "")
+        messages = [{"role": "user", "content": "x"}]
+        for path, body, param in (("/tokenize", {"prompt": "x", "messages": messages}, "prompt"),
+                                  ("/tokenize", {"prompt": ["x", "y"]}, "prompt"),
+                                  ("/detokenize", {"tokens": [[1], [2]]}, "tokens"),
+                                  ("/detokenize", {"tokens": [4096]}, "tokens")):
+            self.fails(400, path, {"model": "ember-tiny", **body}, "together|one|vocabulary", param=param)
 
     def test_small_routes(self):
         status, _, models = self.g.get("/v1/models")
