@@ -133,8 +133,7 @@ static void define_grammar(struct conn *conn, struct compiled *grammar)
         make_grammar_room(conn, grammar->len);
         if (conn->n_grammars == conn->cap_grammars) {
             conn->cap_grammars = MAX(64, 2 * conn->cap_grammars);
-            conn->grammars =
-                x_realloc(conn->grammars, conn->cap_grammars * sizeof *conn->grammars);
+            conn->grammars = x_realloc(conn->grammars, conn->cap_grammars * sizeof *conn->grammars);
         }
         send_grammar(conn, grammar, false);
         conn->grammar_bytes += grammar->len;

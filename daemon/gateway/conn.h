@@ -31,7 +31,7 @@ struct conn {
     /* Structured output: grammars that the instance knows, and sequences that it may forget. */
     struct compiled **grammars;
     size_t n_grammars, cap_grammars, grammar_bytes;
-    size_t n_pinned; /* the first ones, which the step that is being built uses */
+    size_t n_pinned;       /* the first ones, which the step that is being built uses */
     uint64_t grammar_room; /* bytes that it takes */
     uint64_t *unfollowed;
     size_t n_unfollowed;

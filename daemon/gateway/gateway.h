@@ -86,7 +86,7 @@ struct gw {
     struct gateway_options options;
     struct event_base *base;
     struct work_pool *work, *compilers; /* compilers: of schemas and grammars */
-    struct cache *cache; /* NULL: none, tokenizers are parsed */
+    struct cache *cache;                /* NULL: none, tokenizers are parsed */
     struct grammar_cache *grammars;
     struct http_server *http;
     struct sched *sched;
