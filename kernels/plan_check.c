@@ -616,6 +616,12 @@ static void check_argmax(struct check *c)
     if (!c->failed && c->op->t[ARGMAX_OUT].dtype != EMBER_I32)
         fail(c, "out is not i32");
     distinct(c, ARGMAX_OUT, -1);
+    if (absent(c, ARGMAX_PARTS))
+        return;
+    operand(c, ARGMAX_PARTS, "parts", OUT, 2, c->n, EMBER_ARGMAX_PARTS, 0);
+    if (!c->failed && c->op->t[ARGMAX_PARTS].dtype != EMBER_I32)
+        fail(c, "parts is not i32");
+    distinct(c, ARGMAX_PARTS, -1);
 }
 
 static void check_permute(struct check *c)

@@ -12,8 +12,8 @@
 #include <errno.h>
 #include <string.h>
 
-/* Steps of so few tokens have room for attention in parts; larger ones keep all threads busy by
- * their rows. */
+/* Steps of so few tokens or rows have room for attention (argmax) in parts; larger ones keep all
+ * threads busy by their rows. */
 #define PARTS_TOKENS 16
 
 struct builder {
@@ -31,7 +31,7 @@ struct builder {
     struct ember_tensor x, h, delta, qkv, q, attn, parts, gate_up, inner, ropes[DESC_ROPES];
     struct ember_tensor route_logits, route_ids, route_weights, experts, experts_inner, experts_out,
         shared, shared_gate;
-    struct ember_tensor gathered, final;
+    struct ember_tensor gathered, final, argmax_parts;
     double linear_scale, linear_softcap;
     struct ember_tensor sorted, x8, x8_scale; /* x of a linear whose weight asks for another form */
 };
@@ -588,6 +588,7 @@ static void build_head(struct builder *b)
     o = op(b, EMBER_OP_ARGMAX, EMBER_ROWS_LOGITS);
     o->t[ARGMAX_X] = logits_tensor(b);
     o->t[ARGMAX_OUT] = io_vector(b->plan->io.sampled, b->rows);
+    o->t[ARGMAX_PARTS] = b->argmax_parts;
     b->plan->probe_rows = probe;
     b->plan->final_hidden = b->final;
 }
@@ -694,6 +695,8 @@ static void build_scratch(struct builder *b)
     scratch_mlps(b);
     scratch(b, EMBER_F32, b->rows, hidden, &b->gathered);
     scratch(b, EMBER_F32, b->rows, hidden, &b->final);
+    if (b->rows <= PARTS_TOKENS)
+        scratch(b, EMBER_I32, b->rows, EMBER_ARGMAX_PARTS, &b->argmax_parts);
     scratch_inputs(b);
 }
 

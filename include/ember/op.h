@@ -337,9 +337,16 @@ enum { GATHER_X, GATHER_INDEX /* i32 [R] */, GATHER_OUT };
 /* copy: out[r] = x[r]. */
 enum { COPY_X, COPY_OUT };
 
-/* argmax: out[r] = the lowest index of the largest of logits[r]. NaN never wins; a row of NaN gives
- * 0. */
-enum { ARGMAX_X /* [R, V] */, ARGMAX_OUT /* i32 [R] */ };
+/*
+ * argmax: out[r] = the lowest index of the largest of logits[r]. NaN never wins; a row of NaN gives
+ * 0. PARTS is room for a backend that spreads a row over threads; what is in it means nothing.
+ */
+enum {
+    ARGMAX_X /* [R, V] */,
+    ARGMAX_OUT /* i32 [R] */,
+    ARGMAX_PARTS /* [opt] i32 [R, EMBER_ARGMAX_PARTS] */
+};
+#define EMBER_ARGMAX_PARTS 16
 
 /*
  * permute: out[r, k] = x[r, order[k]]: the columns of x in the order of a weight whose own were

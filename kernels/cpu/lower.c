@@ -572,11 +572,20 @@ static int lower_rows(struct lowering *l, uint32_t x, uint32_t out, bool indexed
 static int lower_argmax(struct lowering *l)
 {
     const struct ember_tensor *x = &l->op->t[ARGMAX_X];
-    begin(l, "argmax", x->dim[0]);
+    bool parts = l->op->t[ARGMAX_PARTS].rank;
+    begin(l, parts ? "argmax_parts" : "argmax", x->dim[0]);
     set_rows(l, AMX_X, ARGMAX_X);
     set_tensor(l, AMX_OUT, ARGMAX_OUT);
     set_int(l, AMX_V, x->dim[1]);
-    blocks(l, x->dim[0], (double)x->dim[0] * x->dim[1]);
+    blocks(l, x->dim[0] * (parts ? EMBER_ARGMAX_PARTS : 1), (double)x->dim[0] * x->dim[1]);
+    if (!parts)
+        return 0;
+    set_rows(l, AMX_PARTS, ARGMAX_PARTS);
+    int r = emit_launch(l);
+    if (r)
+        return r;
+    begin(l, "argmax_join", x->dim[0]);
+    blocks(l, x->dim[0], x->dim[0]);
     return 0;
 }
 

@@ -239,6 +239,11 @@ static void test_argmax(void **ctx)
         kcase_rows(&c, ARGMAX_X, 1);
         kcase_out(&c, ARGMAX_OUT, 1);
         kcase_check(&c, "argmax");
+        kcase_tensor(&c, ARGMAX_PARTS, EMBER_ARENA_SCRATCH, EMBER_I32, 0, 2, 7, EMBER_ARGMAX_PARTS,
+                     0);
+        kcase_rows(&c, ARGMAX_PARTS, 1);
+        c.ignored = ARGMAX_PARTS;
+        kcase_check(&c, "argmax in parts");
         kcase_free(&c);
     }
 }

@@ -257,8 +257,8 @@ enum {
     QNT_REPEAT
 };
 
-/* argmax */
-enum { AMX_X = ARG_FIRST, AMX_X_STRIDE, AMX_OUT, AMX_V };
+/* argmax, argmax_parts, argmax_join */
+enum { AMX_X = ARG_FIRST, AMX_X_STRIDE, AMX_OUT, AMX_V, AMX_PARTS, AMX_PARTS_STRIDE };
 
 /* measure_read, measure_fma: no row count */
 enum { MSR_IN, MSR_BYTES, MSR_OUT };

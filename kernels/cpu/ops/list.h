@@ -40,6 +40,8 @@
     X(moe_combine, "moe_combine", moe)                                                             \
     X(copy, "copy", rows)                                                                          \
     X(argmax, "argmax", rows)                                                                      \
+    X(argmax_parts, "argmax_parts", rows)                                                          \
+    X(argmax_join, "argmax_join", rows)                                                            \
     X(measure_read, "measure_read", measure)                                                       \
     X(measure_fma, "measure_fma", measure)
 

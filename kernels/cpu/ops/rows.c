@@ -240,3 +240,38 @@ KERNEL(argmax)
     for (size_t r = range.first; r < range.end; r++)
         out[r] = argmax_row((const float *)(x + r * args[AMX_X_STRIDE]), args[AMX_V]);
 }
+
+/* The best of each part of a row. */
+KERNEL(argmax_parts)
+{
+    const char *x = arg_pointer(args[AMX_X]);
+    char *parts = arg_pointer(args[AMX_PARTS]);
+    struct range range = block_range(arg_rows(args) * EMBER_ARGMAX_PARTS, block, n_blocks);
+    for (size_t i = range.first; i < range.end; i++) {
+        size_t r = i / EMBER_ARGMAX_PARTS, part = i % EMBER_ARGMAX_PARTS;
+        struct range cut = block_range(args[AMX_V], (uint32_t)part, EMBER_ARGMAX_PARTS);
+        const float *row = (const float *)(x + r * args[AMX_X_STRIDE]);
+        ((int32_t *)(parts + r * args[AMX_PARTS_STRIDE]))[part] =
+            (int32_t)cut.first + argmax_row(row + cut.first, cut.end - cut.first);
+    }
+}
+
+KERNEL(argmax_join)
+{
+    const char *x = arg_pointer(args[AMX_X]);
+    int32_t *out = (int32_t *)arg_pointer(args[AMX_OUT]);
+    struct range range = block_range(arg_rows(args), block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++) {
+        const float *row = (const float *)(x + r * args[AMX_X_STRIDE]);
+        const int32_t *part =
+            (const int32_t *)(arg_pointer(args[AMX_PARTS]) + r * args[AMX_PARTS_STRIDE]);
+        size_t best = 0; /* a part may be empty; its place is then the next one's */
+        for (size_t i = 0; i < EMBER_ARGMAX_PARTS; i++) {
+            size_t at = (size_t)part[i];
+            if (at < args[AMX_V] &&
+                (row[at] > row[best] || (row[best] != row[best] && row[at] == row[at])))
+                best = at;
+        }
+        out[r] = (int32_t)best;
+    }
+}
