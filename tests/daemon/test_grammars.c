@@ -168,13 +168,14 @@ static void test_bounds(void **unused)
     assert_int_equal(define(g, 1, NULL, 0), 0); /* those who follow it go on */
     s = step(17, 1, NULL, 0, 0);
     assert_int_equal(grammars_find(g, &s, &m, NULL), 0);
-    for (uint64_t i = 2; i < 1030; i++) {
-        struct buffer program = {0};
-        assert_int_equal(grammar_from_regex("x", 1, &program, NULL), 0);
-        int r = define(g, i, program.data, program.len);
-        assert_int_equal(r, i < 1026 ? 0 : -E2BIG);
-        buffer_free(&program);
-    }
+    struct buffer program = {0};
+    uint64_t n = 2;
+    int r = grammar_from_regex("x", 1, &program, NULL);
+    for (; r == 0 && n < 100000; n++)
+        r = define(g, n, program.data, program.len);
+    assert_int_equal(r, -E2BIG);
+    assert_true(n > 256); /* what a gateway keeps there */
+    buffer_free(&program);
     grammars_tidy(g);
     grammars_reset(g);
     s = step(17, 2, NULL, 0, 0);
