@@ -42,6 +42,7 @@ struct schema {
     unsigned depth;
     struct node *string;   /* any string */
     const json_t *listing; /* the enum whose values are being looked at */
+    bool maybe;            /* value_valid: what is perhaps of a format passes */
 };
 
 /* Fails the build naming the keyword and its place; returns NODE_NONE. */
@@ -78,7 +79,7 @@ struct node *array_node(struct schema *x, const struct conj *c);
 bool pattern_matches(struct schema *x, const char *pattern, const char *text, size_t len);
 
 /* ---- schema_value.c ---- */
-/* Whether a value satisfies a schema (formats are not looked at). */
+/* Whether a value satisfies a schema; of formats only a part is known, see x->maybe. */
 bool value_valid(struct schema *x, const json_t *s, const json_t *value);
 /* A value's text. */
 struct node *literal_node(struct schema *x, const json_t *value);
@@ -90,6 +91,9 @@ struct node *number_node(struct schema *x, const struct conj *c, bool integer);
 
 /* ---- schema_string.c ---- */
 struct node *string_node(struct schema *x, const struct conj *c);
+/* Whether a string is surely of a schema's format, if it has one; with x->maybe, whether perhaps.
+ */
+bool format_matches(struct schema *x, const json_t *s, const char *text, size_t len);
 /* Free property names: characters without escapes, none of the names; NULL names: none to avoid. */
 struct node *free_name_node(struct schema *x, struct machine *allowed);
 

@@ -189,6 +189,8 @@ static struct machine *free_names(struct schema *x, const struct conj *c, const 
             m = narrow(x, m, found_by(x, json_string_value(keyword)), false);
         if (m && (min || max != MANY))
             m = narrow(x, m, node_repeat(x->b, any_char(x->b, false), min, max), false);
+        if (json_is_object(v) && !(schema_types(x, v) & TYPE(string)))
+            machine_free(TAKE(m)); /* a name is a string */
     }
     return m;
 }

@@ -108,8 +108,8 @@ static struct node *quoted(struct build *b, struct node *content)
     return node_seq(b, kids, 3);
 }
 
-/* NULL: nothing to hold it to. */
-static struct node *format_node(struct schema *x, const json_t *s, const json_t *v)
+/* NULL: nothing to hold it to. `json`: as it is written within a JSON string. */
+static struct node *format_node(struct schema *x, const json_t *s, const json_t *v, bool json)
 {
     const char *name = json_string_value(v);
 
@@ -118,11 +118,22 @@ static struct node *format_node(struct schema *x, const json_t *s, const json_t 
     for (size_t i = 0; i < ARRAY_LEN(formats); i++)
         if (!strcmp(formats[i].name, name))
             return regex_node(x->b, formats[i].pattern, strlen(formats[i].pattern), REGEX_WHOLE,
-                              true);
+                              json);
     for (size_t i = 0; i < ARRAY_LEN(refused); i++)
         if (!strcmp(refused[i], name))
             return schema_fail(x, ENOTSUP, s, "format", "\"%s\" is not supported", name);
     return NULL;
+}
+
+bool format_matches(struct schema *x, const json_t *s, const char *text, size_t len)
+{
+    const json_t *v = json_object_get(s, "format");
+    struct node *node = v && !x->b->failed ? format_node(x, s, v, false) : NULL;
+    struct machine *m = node ? machine_of(x->b, node, NULL, false) : NULL;
+    bool found = !node || x->maybe || (m && machine_accepts(m, text, len));
+
+    machine_free(m);
+    return found;
 }
 
 static struct node *pattern_node(struct schema *x, const json_t *s, const json_t *v)
@@ -176,7 +187,7 @@ struct node *string_node(struct schema *x, const struct conj *c)
     for (size_t i = 0; (v = conj_next(c, "pattern", &i)) && !x->b->failed;)
         both(x, &machine, &only, pattern_node(x, c->parts[i - 1].s, v));
     for (size_t i = 0; (v = conj_next(c, "format", &i)) && !x->b->failed;) {
-        struct node *format = format_node(x, c->parts[i - 1].s, v);
+        struct node *format = format_node(x, c->parts[i - 1].s, v, true);
         if (format)
             both(x, &machine, &only, format);
     }

@@ -152,7 +152,7 @@ static bool string_valid(struct schema *x, const json_t *s, const json_t *value)
     size_t len = json_string_length(value);
 
     return within(s, "minLength", "maxLength", characters(text, len)) &&
-           (!pattern || pattern_matches(x, pattern, text, len));
+           (!pattern || pattern_matches(x, pattern, text, len)) && format_matches(x, s, text, len);
 }
 
 static bool array_valid(struct schema *x, const json_t *s, const json_t *value)
@@ -216,10 +216,30 @@ static bool object_valid(struct schema *x, const json_t *s, const json_t *value)
     return within(s, "minProperties", "maxProperties", json_object_size(value));
 }
 
+static size_t count_valid(struct schema *x, const json_t *list, const json_t *value, bool maybe)
+{
+    bool before = x->maybe;
+    size_t i, n = 0;
+    json_t *v;
+
+    x->maybe = maybe;
+    json_array_foreach(list, i, v) n += value_valid(x, v, value);
+    x->maybe = before;
+    return n;
+}
+
+/* Of formats it is only known what is certainly of them, which is not enough to count with. */
+static bool one_valid(struct schema *x, const json_t *list, const json_t *value)
+{
+    size_t surely = count_valid(x, list, value, false), perhaps = count_valid(x, list, value, true);
+
+    return x->maybe ? surely <= 1 && perhaps : surely == 1 && perhaps == 1;
+}
+
 static bool combined_valid(struct schema *x, const json_t *s, const json_t *value)
 {
     const json_t *one = json_object_get(s, "oneOf"), *any = json_object_get(s, "anyOf");
-    size_t i, n = 0;
+    size_t i;
     json_t *v;
 
     json_array_foreach(json_object_get(s, "allOf"), i, v)
@@ -227,12 +247,7 @@ static bool combined_valid(struct schema *x, const json_t *s, const json_t *valu
         if (!value_valid(x, v, value))
             return false;
     }
-    json_array_foreach(any, i, v) n += value_valid(x, v, value);
-    if (any && !n)
-        return false;
-    n = 0;
-    json_array_foreach(one, i, v) n += value_valid(x, v, value);
-    if (one && n != 1)
+    if ((any && !count_valid(x, any, value, x->maybe)) || (one && !one_valid(x, one, value)))
         return false;
     const json_t *target = json_object_get(s, "$ref") ? schema_resolve(x, s) : NULL;
     return !target || value_valid(x, target, value);
@@ -333,10 +348,12 @@ static bool listed_might_match(struct schema *x, const json_t *s, const json_t *
     size_t i;
 
     *ret = false;
+    x->maybe = true;
     if (one)
         *ret = value_valid(x, other, one);
     else
         json_array_foreach(list, i, v) *ret |= value_valid(x, s, v) && value_valid(x, other, v);
+    x->maybe = false;
     return one || list;
 }
 
