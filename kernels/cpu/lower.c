@@ -416,12 +416,14 @@ static int lower_attention(struct lowering *l)
         blocks(l, (q->dim[0] + 7) / 8 * heads, work);
         return 0;
     }
+    /* Few rows wait for memory; and compiling it would hold up the buckets that come in the
+     * background. */
+    specialise(l, "%s", "");
     blocks(l, q->dim[0] * heads * EMBER_ATTN_PARTS, work);
     r = emit_launch(l);
     if (r)
         return r;
     begin(l, "attention_join", q->dim[0]);
-    specialise(l, "%s", "");
     blocks(l, q->dim[0] * (uint64_t)op->i[ATTN_I_Q_HEADS],
            0.5 * q->dim[0] * q->dim[1] * (keys < 1024 ? keys : 1024) / EMBER_ATTN_PART);
     return 0;
