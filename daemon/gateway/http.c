@@ -214,6 +214,19 @@ static void identify(struct http_request *request)
     request->client = checksum_of(address ? address : "", address ? strlen(address) : 0);
 }
 
+/* Two lengths that differ: whoever stands before us may have meant the other one (RFC 9112, 6.3).
+ */
+static bool two_lengths(const struct http_request *request)
+{
+    const char *length = in_header(request, "Content-Length");
+    const struct evkeyval *h;
+
+    TAILQ_FOREACH(h, evhttp_request_get_input_headers(request->ev), next)
+    if (!strcasecmp(h->key, "Content-Length") && strcmp(h->value, length))
+        return true;
+    return false;
+}
+
 static void on_request(struct evhttp_request *ev, void *arg)
 {
     struct http_server *server = arg;
@@ -229,6 +242,11 @@ static void on_request(struct evhttp_request *ev, void *arg)
     identify(request);
     http_header(request, "X-Request-Id", request->id);
     add_cors(request);
+    if (two_lengths(request)) {
+        http_header(request, "Connection", "close");
+        http_fail(request, 400, NULL, NULL, NULL, 0, "Two different lengths of one body.");
+        return;
+    }
     if (evhttp_request_get_command(ev) == EVHTTP_REQ_OPTIONS) {
         http_header(request, "Allow", "GET, HEAD, POST, OPTIONS");
         http_reply(request, 204, NULL, NULL, 0);

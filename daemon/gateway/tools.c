@@ -20,6 +20,28 @@ json_t *tools_find(const json_t *tools, const char *name)
     return NULL;
 }
 
+static bool says_object(const json_t *type)
+{
+    const char *word = json_string_value(type);
+    bool any = false;
+
+    for (size_t i = 0; i < json_array_size(type); i++)
+        any |= says_object(json_array_get(type, i));
+    return !type || any || (word && !strcmp(word, "object"));
+}
+
+const char *tools_without_object(const json_t *tools, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(tools); i++) {
+        const char *own = json_string_value(json_object_get(function_at(tools, i), "name"));
+        const json_t *parameters = json_object_get(function_at(tools, i), "parameters");
+        if ((!name || (own && !strcmp(own, name))) &&
+            !says_object(json_object_get(parameters, "type")))
+            return own;
+    }
+    return NULL;
+}
+
 /* A copy of the schema of a function's arguments; without one, any object. */
 static json_t *parameters_of(const json_t *function)
 {

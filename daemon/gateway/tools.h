@@ -9,6 +9,10 @@
 /* The function of `tools` called so, or NULL. */
 json_t *tools_find(const json_t *tools, const char *name);
 
+/* The name of the first function, of all or of those called so, whose arguments cannot be an
+ * object, or NULL. */
+const char *tools_without_object(const json_t *tools, const char *name);
+
 /*
  * With a name: the schema of that function's arguments. Without: of a list of {"name",
  * "parameters"} of any of the functions, with one element when `one`, at least one otherwise. The

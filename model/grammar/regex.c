@@ -414,6 +414,7 @@ static bool number(struct regex *x, uint32_t *ret)
 static bool braces(struct regex *x, uint32_t *min, uint32_t *max)
 {
     size_t start = x->at;
+    uint32_t any;
 
     if (take(x, "{")) {
         bool some = number(x, min);
@@ -422,6 +423,8 @@ static bool braces(struct regex *x, uint32_t *min, uint32_t *max)
             *max = MANY;
         if (some && take(x, "}"))
             return true;
+        if (!some && take(x, ",") && (number(x, &any), take(x, "}")))
+            wrong(x, EINVAL, "{,n} is a repetition for some and text for others: {0,n} or \\{,n}");
     }
     x->at = start;
     return false;

@@ -278,6 +278,9 @@ class Tools(unittest.TestCase):
                             ("tools", {"tools": "get_weather"}),
                             ("tool_choice", {"tools": TOOLS, "tool_choice": "sometimes"}),
                             ("tool_choice", {"tool_choice": "required"}),
+                            ("tools", {"tools": [{"type": "function", "function": {"name": ""}}]}),
+                            ("tool_choice", {"tool_choice": "required", "tools": [*TOOLS, {
+                                "type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]}),
                             ("tool_choice", {"tools": TOOLS, "tool_choice": {
                                 "type": "function", "function": {"name": "nope"}}}),
                             ("tool_choice", {"tools": TOOLS, "tool_choice": "required",

@@ -205,7 +205,8 @@ class Samples(unittest.TestCase):
         self.assertIn("error", self.samplers[0].ask("regex", "[^\\s\\S]"))
 
     def test_bad_regexes(self):
-        for pattern in ["a(", "a)", "[b-a]", "*a", "a{3,2}", "\\1", "a(?!b)", "\\p{L}", "a\\bb", "[", "(?i)a", "a*+", "\\q"]:
+        for pattern in ["a(", "a)", "[b-a]", "*a", "a{3,2}", "\\1", "a(?!b)", "\\p{L}", "a\\bb", "[", "(?i)a", "a*+", "\\q",
+                        "a{,2}", "a{,}"]:
             with self.subTest(pattern):
                 self.assertIn("error", self.samplers[0].ask("regex", pattern))
 
