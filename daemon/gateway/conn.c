@@ -198,10 +198,15 @@ static bool has_penalty(const Ember__V1__Sampling *s)
            s->frequency_penalty != 0 || s->presence_penalty != 0;
 }
 
-/* Each choice draws its own numbers, the same whatever else runs: mixed as splitmix64 does. */
-static uint64_t choice_seed(uint64_t seed, uint32_t choice)
+/*
+ * Each choice draws its own numbers, the same whatever else runs: mixed as splitmix64 does. Those
+ * of several prompts too, unless the client has given the seed: then each is as it is alone.
+ */
+static uint64_t choice_seed(const struct gw_part *part, uint64_t seed, uint32_t choice)
 {
-    uint64_t z = choice * UINT64_C(0x9e3779b97f4a7c15);
+    const struct api_request *api = &part->job->api;
+    uint64_t z = (choice + (api->seeded ? 0 : (uint64_t)part->index * api->n)) *
+                 UINT64_C(0x9e3779b97f4a7c15);
 
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
@@ -242,7 +247,7 @@ static void fill(struct conn *conn, const struct sched_seq *from, Ember__V1__Sam
     if (!from->sample && !from->prompt_logprobs)
         return;
     *sampling = *(const Ember__V1__Sampling *)from->sampling;
-    sampling->seed = from->choice ? choice_seed(sampling->seed, from->choice) : sampling->seed;
+    sampling->seed = choice_seed(part, sampling->seed, from->choice);
     to->sampling = sampling;
     if (has_penalty(sampling)) {
         to->history = (uint32_t *)from->known;

@@ -394,7 +394,7 @@ static void f_tools(struct parse *p)
     {
         json_t *function = json_object_get(tool, "function");
         json_t *parameters = json_object_get(function, "parameters");
-        if (!json_is_string(json_object_get(function, "name")))
+        if (!json_string_length(json_object_get(function, "name")))
             bad(p, "element %zu is not {\"type\": \"function\", \"function\": {\"name\": ...}}", i);
         else if (parameters && !json_is_object(parameters) && !json_is_null(parameters))
             bad(p, "the parameters of element %zu are no JSON schema", i);
@@ -569,6 +569,7 @@ static void one_field(struct parse *p)
 static void force_calls(struct parse *p)
 {
     struct api_request *r = p->r;
+    const char *name;
     json_t *schema;
 
     p->name = "tool_choice";
@@ -580,6 +581,8 @@ static void force_calls(struct parse *p)
         bad(p, "there is no tool \"%.64s\"", r->tool_name);
     else if (r->grammar.kind != API_GRAMMAR_NONE)
         bad(p, "cannot force a call beside %s", r->grammar.field);
+    else if ((name = tools_without_object(r->tools, r->tool_name)))
+        bad(p, "the parameters of \"%.64s\" are no object's", name);
     if (p->fail->status)
         return;
     schema = tools_schema(r->tools, r->tool_name, !r->parallel_calls);
@@ -603,6 +606,10 @@ static void check_whole(struct parse *p)
         bad(p, "only one at a time");
     if (r->kind == API_DETOKENIZE && r->n_prompts && !r->prompts[0].ids)
         bad(p, "expected a list of token ids");
+    p->name = "n";
+    if (r->n_prompts * r->n > API_CHOICES_MAX)
+        bad(p, "%zu prompts of %u choices each; at most %d in all", r->n_prompts, r->n,
+            API_CHOICES_MAX);
     p->name = "min_tokens";
     if (r->min_tokens > r->max_tokens)
         bad(p, "%u is more than max_tokens, %u", r->min_tokens, r->max_tokens);

@@ -15,6 +15,7 @@
 #include "ember/v1/step.pb-c.h"
 
 #define API_N_MAX 128
+#define API_CHOICES_MAX 4096
 #define API_LOGPROBS_MAX 20
 #define API_STOPS_MAX 64
 #define API_UNKNOWN_MAX 8

@@ -235,6 +235,16 @@ class Api(Case):
         self.assertNotEqual(self.g.complete(STORY, **{**body, "seed": 8})["choices"][0]["text"],
                             first)
 
+    def test_equal_prompts_are_drawn_for_each(self):
+        """Unless the client has given the seed: then each is what it is alone."""
+        body = {"temperature": 1, "max_tokens": 12, "n": 2}
+        texts = [c["text"] for c in self.g.complete([STORY] * 4, **body)["choices"]]
+        self.assertGreater(len(set(texts)), 4)
+        texts = [c["text"] for c in self.g.complete([STORY] * 3, seed=5, **body)["choices"]]
+        self.assertEqual(texts, 3 * [c["text"] for c in self.g.complete(STORY, seed=5, **body)["choices"]])
+        self.fails(400, "/v1/completions", {"model": "ember-tiny", "prompt": ["x"] * 1000, "n": 100},
+                   "100000|at most", param="n")
+
     def test_errors(self):
         c, h = "/v1/completions", "/v1/chat/completions"
         self.fails(400, c, "{", "not JSON")
@@ -548,6 +558,18 @@ class Doors(Case):
             while s.recv(4096):
                 pass
             self.assertLess(time.monotonic() - start, 8)
+
+    def test_two_lengths_are_refused(self):
+        """What stands before us may have gone by the other one: the rest must be no request."""
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", self.g.port)) as s:
+            s.settimeout(10)
+            s.sendall(head + b"{}GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+            data = b""
+            while piece := s.recv(4096):
+                data += piece
+        self.assertTrue(data.startswith(b"HTTP/1.1 400 "), data)
+        self.assertEqual(data.count(b"HTTP/1.1 "), 1)
 
     def test_nonsense_is_no_harm(self):
         for data in (b"\0" * 100, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n",
