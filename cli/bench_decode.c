@@ -70,16 +70,18 @@ static int machine(struct bench *b, struct error *err)
 
 static void put_machine(struct bench *b)
 {
-    json_array_append_new(b->rows, json_pack("{s:s, s:s, s:s, s:i, s:f, s:f}", "model", b->name,
-                                             "what", "machine", "device", b->machine.device,
-                                             "threads", (int)b->machine.threads, "read_bytes_per_s",
-                                             b->machine.read_bytes_per_s, "flops_per_s",
-                                             b->machine.flops_per_s));
+    json_array_append_new(
+        b->rows, json_pack("{s:s, s:s, s:s, s:i, s:f, s:f, s:f, s:f}", "model", b->name, "what",
+                           "machine", "device", b->machine.device, "threads",
+                           (int)b->machine.threads, "read_bytes_per_s", b->machine.read_bytes_per_s,
+                           "flops_per_s", b->machine.flops_per_s, "bf16_per_s",
+                           b->machine.bf16_per_s, "int8_per_s", b->machine.int8_per_s));
     if (!cli_json(b->call))
-        printf("  %s, %u threads: read bandwidth %.1f GB/s, multiply-adds in registers %.0f "
-               "GFLOP/s\n",
+        printf("  %s, %u threads: read bandwidth %.1f GB/s; in registers, multiply-adds counted "
+               "twice: floats %.0f G/s, bf16 %.0f G/s, int8 %.0f G/s\n",
                b->machine.device, b->machine.threads, b->machine.read_bytes_per_s / 1e9,
-               b->machine.flops_per_s / 1e9);
+               b->machine.flops_per_s / 1e9, b->machine.bf16_per_s / 1e9,
+               b->machine.int8_per_s / 1e9);
 }
 
 /* Where the time of a step goes, by kernels. */
@@ -215,8 +217,8 @@ static int bench_prefill(struct bench *b, struct error *err)
         return r;
     snprintf(what, sizeof what, "prefill, %u tokens", tokens);
     put(b, &(struct line){what, tokens * 1e3 / t.ms, "tok/s",
-                          cost.flops / (t.ms / 1e3) / b->machine.flops_per_s,
-                          "multiply-adds in registers", "", t.ms});
+                          cost.flops / (t.ms / 1e3) / b->machine.bf16_per_s,
+                          "bf16 multiply-adds in registers", "", t.ms});
     put_profile(b, what, &t);
     put_overhead(b, &t);
     return 0;

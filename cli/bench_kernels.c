@@ -17,8 +17,10 @@ struct view {
 
 static void print_machine(const struct kernels_bench_machine *m)
 {
-    printf("%s, %u threads: read bandwidth %.1f GB/s, multiply-adds in registers %.0f GFLOP/s\n",
-           m->device, m->threads, m->read_bytes_per_s / 1e9, m->flops_per_s / 1e9);
+    printf("%s, %u threads: read bandwidth %.1f GB/s; in registers, multiply-adds counted twice: "
+           "floats %.0f G/s, bf16 %.0f G/s, int8 %.0f G/s\n",
+           m->device, m->threads, m->read_bytes_per_s / 1e9, m->flops_per_s / 1e9,
+           m->bf16_per_s / 1e9, m->int8_per_s / 1e9);
     printf("%-5s %-20s %-18s %11s %11s %7s %9s %9s  %s\n", "model", "what", "kernel", "plain",
            "special", "gain", "of bandw.", "of peak", "");
 }
@@ -33,13 +35,14 @@ static int on_row(void *user, const struct kernels_bench_machine *m,
             print_machine(m);
         return 0;
     }
-    json_array_append_new(view->rows,
-                          json_pack("{s:s,s:s,s:s,s:s,s:b,s:f,s:f,s:f,s:f,s:f,s:f}", "model",
-                                    row->model, "what", row->what, "kernel", row->kernel, "spec",
-                                    row->spec, "specialised", row->specialised, "plain_ns",
-                                    row->aot_ns, "special_ns", row->spec_ns, "gain", row->gain,
-                                    "of_bandwidth", row->bandwidth, "of_peak", row->peak,
-                                    "read_bytes_per_s", m->read_bytes_per_s));
+    json_array_append_new(
+        view->rows,
+        json_pack("{s:s,s:s,s:s,s:s,s:b,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f,s:f}", "model", row->model,
+                  "what", row->what, "kernel", row->kernel, "spec", row->spec, "specialised",
+                  row->specialised, "plain_ns", row->aot_ns, "special_ns", row->spec_ns, "gain",
+                  row->gain, "of_bandwidth", row->bandwidth, "of_peak", row->peak,
+                  "read_bytes_per_s", m->read_bytes_per_s, "flops_per_s", m->flops_per_s,
+                  "bf16_per_s", m->bf16_per_s, "int8_per_s", m->int8_per_s));
     if (!cli_json(view->call)) {
         printf("%-5s %-20s %-18s %8.1f us %8.1f us %6.1f%% %8.0f%% %8.0f%%  %s\n", row->model,
                row->what, row->kernel, row->aot_ns / 1e3, row->spec_ns / 1e3, row->gain * 100,

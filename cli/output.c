@@ -35,7 +35,8 @@ bool cli_json(const struct verb_call *call)
 
 const char *cli_isa(const struct verb_call *call)
 {
-    static const char *const isas[] = {"baseline", "avx2", "avx512"}; /* CLI_ISAS */
+    static const char *const isas[] = {"baseline", "avx2", "avx512", "avx512-vnni",
+                                       "amx"}; /* CLI_ISAS */
     int i = verb_choice(call, "isa");
 
     return i < 0 ? NULL : isas[i];

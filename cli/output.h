@@ -41,7 +41,7 @@ struct column {
 bool cli_json(const struct verb_call *call);
 
 /* The choices of --isa, and the one that was made; NULL: none. */
-#define CLI_ISAS "baseline|avx2|avx512"
+#define CLI_ISAS "baseline|avx2|avx512|avx512-vnni|amx"
 const char *cli_isa(const struct verb_call *call);
 
 /* Prints a list of objects; `empty` is said instead of an empty table. Returns CLI_OK; frees the

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loading a checkpoint. The layout's sources are cut into chunks, and chunks that begin in the same
+ * Loading a checkpoint. The layout is cut into chunks, and chunks that begin in the same
  * huge page are one thread's. The digest of the weights is the digest of the chunks' digests in
  * order: the same for any number of threads.
  */
@@ -23,19 +23,12 @@
 
 #define CHUNK_BYTES (512u * 1024) /* fits the second-level cache, twice */
 
-struct chunk {
-    const struct weight *weight;
-    const struct weight_source *source;
-    uint64_t to;    /* in the weights arena */
-    uint64_t first; /* in the source */
-    uint32_t bytes;
-};
-
 struct load {
     const struct checkpoint *checkpoint;
-    struct chunk *chunks;
+    const struct weights_layout *layout;
+    struct weight_run *chunks;
     struct digest *digests;
-    size_t n_chunks;
+    size_t n_chunks, longest;
 };
 
 void loaded_close(struct loaded *loaded)
@@ -124,27 +117,16 @@ void loading_clear(struct loading *loading)
 
 /* ---- chunks ---- */
 
-static int cut(const struct weights_layout *layout, struct load *load, struct error *err)
+static int cut(struct load *load, struct error *err)
 {
-    size_t n = 0;
+    int r = weights_layout_runs(load->layout, CHUNK_BYTES, &load->chunks, &load->n_chunks, err);
 
-    for (uint32_t i = 0; i < layout->n_sources; i++)
-        n += (layout->sources[i].bytes + CHUNK_BYTES - 1) / CHUNK_BYTES;
-    load->chunks = mem_alloc(n, sizeof *load->chunks);
-    load->digests = mem_alloc(n, sizeof *load->digests);
-    if (!load->chunks || !load->digests)
-        return error_set(err, ENOMEM, "no memory for a list of %zu chunks", n);
-    for (uint32_t w = 0; w < layout->n_weights; w++) {
-        const struct weight *weight = &layout->weights[w];
-        for (uint32_t s = 0; s < weight->n_sources; s++) {
-            const struct weight_source *source = &layout->sources[weight->first_source + s];
-            for (uint64_t at = 0; at < source->bytes; at += CHUNK_BYTES)
-                load->chunks[load->n_chunks++] =
-                    (struct chunk){weight, source, weight->offset + source->offset + at, at,
-                                   (uint32_t)MIN(source->bytes - at, CHUNK_BYTES)};
-        }
-    }
-    return 0;
+    if (r < 0)
+        return r;
+    for (size_t i = 0; i < load->n_chunks; i++)
+        load->longest = MAX(load->longest, load->chunks[i].bytes);
+    load->digests = mem_alloc(load->n_chunks, sizeof *load->digests);
+    return load->digests ? 0 : error_set(err, ENOMEM, "no memory for %zu digests", load->n_chunks);
 }
 
 /* Chunks that begin in one block. The arena is there up to where the next item begins. */
@@ -155,7 +137,7 @@ static int make_items(const struct load *load, const struct weights_layout *layo
     if (!fill->items)
         return error_set(err, ENOMEM, "no memory for a list of %zu chunks", load->n_chunks);
     for (size_t i = 0; i < load->n_chunks; i++) {
-        const struct chunk *chunk = &load->chunks[i];
+        const struct weight_run *chunk = &load->chunks[i];
         struct fill_item *item = fill->n_items ? &fill->items[fill->n_items - 1] : NULL;
         if (!item || item->at / FILL_BLOCK != chunk->to / FILL_BLOCK) {
             if (item)
@@ -177,10 +159,9 @@ static int load_chunks(struct fill *fill, const struct fill_item *item, uint8_t 
     struct load *load = fill->ctx;
 
     for (size_t i = item->first; i < item->first + item->n; i++) {
-        const struct chunk *chunk = &load->chunks[i];
+        const struct weight_run *chunk = &load->chunks[i];
         uint8_t *to = fill_place(fill, chunk->to, buffer);
-        int r = weight_source_read(load->checkpoint, chunk->weight, chunk->source, chunk->first, to,
-                                   chunk->bytes, err);
+        int r = weight_run_read(load->checkpoint, load->layout, chunk, to, err);
         if (r < 0)
             return r;
         load->digests[i] = digest_of(to, chunk->bytes);
@@ -194,19 +175,19 @@ static int load_chunks(struct fill *fill, const struct fill_item *item, uint8_t 
 int load_range(const struct checkpoint *checkpoint, const struct weights_layout *layout,
                uint64_t at, uint64_t n, uint8_t *to, struct error *err)
 {
-    struct load load = {.checkpoint = checkpoint};
-    _cleanup_free_ uint8_t *buffer = mem_alloc(CHUNK_BYTES, 1);
-    int r =
-        buffer ? cut(layout, &load, err) : error_set(err, ENOMEM, "no memory for a read buffer");
+    struct load load = {.checkpoint = checkpoint, .layout = layout};
+    _cleanup_free_ uint8_t *buffer = NULL;
+    int r = cut(&load, err);
+    if (r == 0 && !(buffer = mem_alloc(load.longest, 1)))
+        r = error_set(err, ENOMEM, "no memory for a read buffer");
 
     memset(to, 0, n);
     for (size_t i = 0; i < load.n_chunks && r == 0; i++) {
-        const struct chunk *chunk = &load.chunks[i];
+        const struct weight_run *chunk = &load.chunks[i];
         uint64_t first = MAX(chunk->to, at), last = MIN(chunk->to + chunk->bytes, at + n);
         if (first >= last)
             continue;
-        r = weight_source_read(checkpoint, chunk->weight, chunk->source, chunk->first, buffer,
-                               chunk->bytes, err);
+        r = weight_run_read(checkpoint, layout, chunk, buffer, err);
         if (r == 0)
             memcpy(to + (first - at), buffer + (first - chunk->to), last - first);
     }
@@ -218,15 +199,15 @@ int load_range(const struct checkpoint *checkpoint, const struct weights_layout 
 static int fill_from_checkpoint(const struct checkpoint *checkpoint, struct loading *loading,
                                 struct error *err)
 {
-    struct load load = {.checkpoint = checkpoint};
+    struct load load = {.checkpoint = checkpoint, .layout = loading->layout};
     struct fill fill = {.work = load_chunks,
-                        .buffer_bytes = CHUNK_BYTES,
                         .ctx = &load,
                         .options = loading->options,
                         .resident = loading->resident,
                         .filling = loading->filling};
 
-    int r = cut(loading->layout, &load, err);
+    int r = cut(&load, err);
+    fill.buffer_bytes = load.longest;
     if (r == 0)
         r = make_items(&load, loading->layout, &fill, err);
     if (r == 0)

@@ -51,7 +51,10 @@ struct item {
     uint64_t used[EMBER_ARENA_COUNT];
     uint32_t rows;
     char spec[96]; /* what a specialised build would fix */
+    enum { RATE_FMA, RATE_BF16, RATE_INT8 } rate;
 };
+
+#define MAX_LAUNCHES 4
 
 /* A launch with its arguments kept. */
 struct launch {
@@ -106,38 +109,57 @@ static void linear_item(struct item *item, const struct model *m, const char *wh
 {
     item_start(item, m, EMBER_OP_LINEAR, what, rows);
     tensor(item, LINEAR_X, EMBER_ARENA_SCRATCH, EMBER_F32, rows, K);
-    tensor(item, LINEAR_W, EMBER_ARENA_WEIGHTS, EMBER_BF16, N, K);
+    tensor(item, LINEAR_W, EMBER_ARENA_WEIGHTS, EMBER_BF16, EMBER_PANEL_ROWS(N), (K + 31) / 32 * 32)
+        ->dim[0] = N;
     tensor(item, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, rows, N);
+    tensor(item, LINEAR_X_TMP, EMBER_ARENA_SCRATCH, EMBER_U8, rows, (uint32_t)EMBER_X_TMP_BYTES(K));
+    item->op.i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
     item->op.f[LINEAR_F_SCALE] = 1;
     item->weight_bytes = 2ull * N * K;
     item->bytes = (double)item->weight_bytes;
     item->flops = 2.0 * rows * N * K;
-    snprintf(item->spec, sizeof(item->spec), "K=%u,N=%u", K, N);
+    item->rate = RATE_BF16;
 }
 
-/* linear over a weight in one of the quantised forms; int8_x: with int8 activations. */
+/* linear over a weight in one of the quantised forms; terms: of integer x, 0: floats. */
 struct quant_form {
     const char *name;
     enum ember_quant quant;
     enum ember_dtype codes, scale;
-    uint32_t group;
-    bool int8_x;
+    uint32_t group, terms, x_group;
 };
+
+/* The x of a quantised item, made ahead: it is zeros and noise. */
+static void quant_x(struct item *item, const struct quant_form *f, uint32_t rows, uint32_t K)
+{
+    uint32_t segments = f->x_group ? (K + f->x_group - 1) / f->x_group : 1;
+    if (!f->terms) {
+        tensor(item, LINEAR_X, EMBER_ARENA_SCRATCH, EMBER_F32, rows, K);
+        return;
+    }
+    tensor(item, LINEAR_X, EMBER_ARENA_SCRATCH, EMBER_I8, rows, f->terms * EMBER_X8_COLUMNS(K));
+    tensor(item, LINEAR_X_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, rows, segments);
+    item->op.i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
+    item->op.i[LINEAR_I_K] = K;
+    item->op.i[LINEAR_I_X_GROUP] = f->x_group;
+    item->op.i[LINEAR_I_X_TERMS] = f->terms;
+    item->rate = RATE_INT8;
+}
 
 static void quant_item(struct item *item, const struct model *m, const struct quant_form *f,
                        uint32_t rows)
 {
     uint32_t N = 2 * m->inter, K = m->hidden, group = f->group ? f->group : K;
+    uint32_t cols = f->codes == EMBER_U8 ? (K + 31) / 32 * 16 : K;
     char what[40];
     snprintf(what, sizeof(what), "gate_up %s", f->name);
     item_start(item, m, EMBER_OP_LINEAR, what, rows);
-    tensor(item, LINEAR_X, EMBER_ARENA_SCRATCH, f->int8_x ? EMBER_I8 : EMBER_F32, rows, K);
-    tensor(item, LINEAR_W, EMBER_ARENA_WEIGHTS, f->codes, N,
-           f->codes == EMBER_U8 ? (K + 31) / 32 * 16 : K);
+    quant_x(item, f, rows, K);
+    if (f->terms)
+        cols = (cols + EMBER_TILE_LINE - 1) / EMBER_TILE_LINE * EMBER_TILE_LINE;
+    tensor(item, LINEAR_W, EMBER_ARENA_WEIGHTS, f->codes, N, cols);
     tensor(item, LINEAR_W_SCALE, EMBER_ARENA_WEIGHTS, f->scale, N, (K + group - 1) / group);
     tensor(item, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, rows, N);
-    if (f->int8_x)
-        tensor(item, LINEAR_X_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, rows, 1);
     item->op.i[LINEAR_I_QUANT] = f->quant;
     item->op.i[LINEAR_I_GROUP] = group;
     item->op.f[LINEAR_F_SCALE] = 1;
@@ -146,17 +168,20 @@ static void quant_item(struct item *item, const struct model *m, const struct qu
     item->flops = 2.0 * rows * N * K;
 }
 
-/* Quantised item number i: each form for 1, 4 and 64 rows; false when there are no more. */
+/* Quantised item number i: each form for 1, 16 and 512 rows; false when there are no more. q8 and
+ * q4 are what emberd makes, the others are what checkpoints hold. */
 static bool quant_make(struct item *item, const struct model *m, uint32_t i)
 {
     static const struct quant_form forms[] = {
-        {"int4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 128, false},
-        {"fp4", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, false},
-        {"int8", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, false},
-        {"fp8", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, false},
-        {"int8x8", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, true},
+        {"q8", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 128, 1, 128},
+        {"q4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, 1, 32},
+        {"int8 row, int8 x", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 1, 0},
+        {"int8 row", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 2, 128},
+        {"int4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 128, 2, 128},
+        {"fp4", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, 2, 32},
+        {"fp8", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, 0, 0},
     };
-    static const uint32_t rows[] = {1, 4, 64};
+    static const uint32_t rows[] = {1, 16, 512};
     if (i >= ARRAY_LEN(forms) * ARRAY_LEN(rows))
         return false;
     quant_item(item, m, &forms[i / ARRAY_LEN(rows)], rows[i % ARRAY_LEN(rows)]);
@@ -241,6 +266,10 @@ static void moe_item(struct item *item, const struct model *m, uint32_t rows)
     w->dim[2] = K;
     tensor(item, MOE_IDS, EMBER_ARENA_IO, EMBER_I32, rows, topk);
     tensor(item, MOE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, rows * topk, N);
+    tensor(item, MOE_X_TMP, EMBER_ARENA_SCRATCH, EMBER_U8, rows * topk,
+           (uint32_t)EMBER_X_TMP_BYTES(K));
+    item->op.i[MOE_I_LAYOUT] = EMBER_LAYOUT_TILES;
+    item->rate = RATE_BF16;
     item->op.i[MOE_I_TOPK] = topk;
     item->weight_bytes = 2ull * E * N * K;
     item->bytes = (double)item->weight_bytes * (rows == 1 ? topk : E) / E;
@@ -281,7 +310,7 @@ static void rope_item(struct item *item, const struct model *m, uint32_t rows)
 static bool item_make(struct item *item, const struct model *m, uint32_t i)
 {
     uint32_t q = m->q_heads * m->dk, qkv = q + 2 * m->kv_heads * m->dk;
-    static const uint32_t rows[] = {1, 4, 64};
+    static const uint32_t rows[] = {1, 16, 512};
     const struct {
         const char *name;
         uint32_t N, K;
@@ -292,7 +321,8 @@ static bool item_make(struct item *item, const struct model *m, uint32_t i)
                    {"head", m->vocab, m->hidden}};
     if (i < ARRAY_LEN(linears) * ARRAY_LEN(rows)) {
         uint32_t n = rows[i / ARRAY_LEN(linears)], l = i % ARRAY_LEN(linears);
-        linear_item(item, m, linears[l].name, l == 4 && n > 4 ? 8 : n, linears[l].N, linears[l].K);
+        linear_item(item, m, linears[l].name, l == 4 && n > 16 ? 16 : n, linears[l].N,
+                    linears[l].K);
         return true;
     }
     i -= ARRAY_LEN(linears) * ARRAY_LEN(rows);
@@ -353,11 +383,19 @@ static int arena_need(struct bench *b, enum ember_arena arena, uint64_t bytes)
     return r ? failed(b, r, &error) : 0;
 }
 
+/* What an op lowers to. */
+struct launches {
+    struct launch list[MAX_LAUNCHES];
+    struct ember_kernel *kernels[MAX_LAUNCHES];
+    uint32_t n;
+};
+
 static int take_launch(void *sink, const struct ember_launch *from)
 {
-    struct launch *to = sink;
-    if (from->n_args > MAX_ARGS || to->n_args)
+    struct launches *all = sink;
+    if (from->n_args > MAX_ARGS || all->n == MAX_LAUNCHES)
         return -E2BIG;
+    struct launch *to = &all->list[all->n++];
     memcpy(to->kernel, from->kernel, sizeof(to->kernel));
     memcpy(to->spec, from->spec, sizeof(to->spec));
     memcpy(to->grid, from->grid, sizeof(to->grid));
@@ -398,26 +436,35 @@ static int fill_io(struct bench *b, const struct item *item)
     return r ? failed(b, r, &error) : 0;
 }
 
-/* Nanoseconds a launch takes, over `repeat` of them, each with the weights one step further. */
-static int sample(struct bench *b, const struct launch *launch, struct ember_kernel *kernel,
+/* One launch, with the weights `shift` bytes further. */
+static int launch_once(struct bench *b, const struct launch *launch, struct ember_kernel *kernel,
+                       uint64_t shift, struct ember_backend_error *error)
+{
+    uint64_t args[MAX_ARGS];
+    for (uint32_t a = 0; a < launch->n_args; a++) {
+        const struct ember_launch_arg *arg = &launch->args[a];
+        args[a] = arg->value;
+        if (arg->arena >= 0 && b->memory[arg->arena])
+            args[a] += b->backend->memory_address(b->memory[arg->arena]);
+        if (arg->arena == EMBER_ARENA_WEIGHTS)
+            args[a] += shift;
+    }
+    return b->backend->launch(b->queue, kernel, launch->grid, args, launch->n_args, error);
+}
+
+/* Nanoseconds an op takes, over `repeat` of them, each with the weights one step further. spec, if
+ * not NULL, stands for the last kernel. */
+static int sample(struct bench *b, const struct launches *op, struct ember_kernel *spec,
                   uint64_t step, uint32_t *turn, uint32_t repeat, double *ret_ns)
 {
     struct ember_backend_error error = {""};
     uint32_t turns = step ? (uint32_t)(b->bytes[EMBER_ARENA_WEIGHTS] / step) : 1;
     double start = now_ns();
     int r = 0;
-    for (uint32_t i = 0; !r && i < repeat; i++, ++*turn) {
-        uint64_t args[MAX_ARGS];
-        for (uint32_t a = 0; a < launch->n_args; a++) {
-            const struct ember_launch_arg *arg = &launch->args[a];
-            args[a] = arg->value;
-            if (arg->arena >= 0 && b->memory[arg->arena])
-                args[a] += b->backend->memory_address(b->memory[arg->arena]);
-            if (arg->arena == EMBER_ARENA_WEIGHTS)
-                args[a] += *turn % turns * step;
-        }
-        r = b->backend->launch(b->queue, kernel, launch->grid, args, launch->n_args, &error);
-    }
+    for (uint32_t i = 0; !r && i < repeat; i++, ++*turn)
+        for (uint32_t j = 0; !r && j < op->n; j++)
+            r = launch_once(b, &op->list[j], spec && j + 1 == op->n ? spec : op->kernels[j],
+                            *turn % turns * step, &error);
     if (!r)
         r = b->backend->queue_sync(b->queue, &error);
     if (r)
@@ -431,26 +478,45 @@ static int sample(struct bench *b, const struct launch *launch, struct ember_ker
 static int measure(struct bench *b, const char *name, uint64_t amount, double *ret_ns)
 {
     struct ember_backend_error error = {""};
-    struct ember_kernel *kernel;
     uint32_t turn = 0, blocks = b->machine.threads * 8;
-    struct launch launch = {.grid = {blocks, 1, 1}, .n_args = 3};
-    launch.args[0].arena = EMBER_ARENA_WEIGHTS;
-    launch.args[1] = (struct ember_launch_arg){.value = amount, .arena = -1};
-    launch.args[2].arena = EMBER_ARENA_SCRATCH;
+    struct launches op = {.list = {{.grid = {blocks, 1, 1}, .n_args = 3}}, .n = 1};
+    op.list[0].args[0].arena = EMBER_ARENA_WEIGHTS;
+    op.list[0].args[1] = (struct ember_launch_arg){.value = amount, .arena = -1};
+    op.list[0].args[2].arena = EMBER_ARENA_SCRATCH;
     int r = arena_need(b, EMBER_ARENA_SCRATCH, 4ull * blocks);
     if (r)
         return r;
-    if (b->backend->kernel_find(b->device, name, &kernel, &error))
+    if (b->backend->kernel_find(b->device, name, &op.kernels[0], &error))
         return error_set(b->err, ENOTSUP,
                          "%s backend: has no kernel %s to measure the machine with",
                          b->backend->name, name);
     *ret_ns = INFINITY;
     for (int i = 0; !r && i < 21; i++) {
         double ns = 0;
-        r = sample(b, &launch, kernel, 0, &turn, 1, &ns);
+        r = sample(b, &op, NULL, 0, &turn, 1, &ns);
         *ret_ns = fmin(*ret_ns, ns);
     }
     return r;
+}
+
+/* The rate of a kernel that tells its multiply-adds a step and block; keeps the best. */
+static int measure_rate(struct bench *b, const char *name, double *best)
+{
+    const uint64_t steps = 20000;
+    struct ember_backend_error error = {""};
+    float each = 0;
+    double ns;
+    int r = measure(b, name, steps, &ns);
+    if (r)
+        return r;
+    r = b->backend->copy_out(b->queue, &each, b->memory[EMBER_ARENA_SCRATCH], 0, sizeof(each),
+                             &error);
+    if (!r)
+        r = b->backend->queue_sync(b->queue, &error);
+    if (r)
+        return failed(b, r, &error);
+    *best = fmax(*best, (double)each * (double)steps * b->machine.threads * 8 / ns * 1e9);
+    return 0;
 }
 
 /* The best seen so far: called again before each model, since somebody else may be using the
@@ -469,18 +535,10 @@ static int measure_machine(struct bench *b)
         return r;
     b->machine.read_bytes_per_s =
         fmax(b->machine.read_bytes_per_s, (double)BENCH_MAX_BYTES / ns * 1e9);
-    const uint64_t steps = 200000;
-    r = measure(b, "measure_fma", steps, &ns);
-    if (r)
-        return r;
-    /* 12 chains of vectors; the kernel's name says nothing of their width, so the device's
-     * fingerprint does. */
-    uint32_t lanes = strstr(info.fingerprint, "avx512") ? 16
-                     : strstr(info.fingerprint, "avx2") ? 8
-                                                        : 4;
-    b->machine.flops_per_s = fmax(b->machine.flops_per_s, 2.0 * 12 * lanes * (double)steps *
-                                                              b->machine.threads * 8 / ns * 1e9);
-    return 0;
+    r = measure_rate(b, "measure_fma", &b->machine.flops_per_s);
+    if (!r)
+        r = measure_rate(b, "measure_bf16", &b->machine.bf16_per_s);
+    return r ? r : measure_rate(b, "measure_int8", &b->machine.int8_per_s);
 }
 
 /* ---- rows ---- */
@@ -521,21 +579,21 @@ static struct ember_module *build(struct bench *b, const char *kernel, const cha
 }
 
 /* Pairs of samples, the order of each pair turned around every time. */
-static int pairs(struct bench *b, const struct item *item, const struct launch *launch,
-                 struct ember_kernel *aot, struct ember_kernel *spec, struct kernels_bench_row *row)
+static int pairs(struct bench *b, const struct item *item, const struct launches *launches,
+                 struct ember_kernel *spec, struct kernels_bench_row *row)
 {
     uint32_t n = b->options->pairs ? b->options->pairs : 31, turn = 0;
     _cleanup_free_ double *times = mem_alloc(3 * (size_t)n, sizeof(*times));
     double once = 0, *of[2] = {times, times + n}, *gain = times + 2 * (size_t)n;
     if (!times)
         return error_set(b->err, ENOMEM, "no memory for %u samples", n);
-    int r = sample(b, launch, aot, item->weight_bytes, &turn, 3, &once);
+    int r = sample(b, launches, NULL, item->weight_bytes, &turn, 3, &once);
     uint32_t repeat = once >= SAMPLE_NS ? 1 : (uint32_t)(SAMPLE_NS / fmax(once, 50));
     for (uint32_t i = 0; !r && i < n; i++) {
         for (uint32_t j = 0; !r && j < 2; j++) {
             uint32_t which = (i + j) % 2;
             if (which == 0 || spec)
-                r = sample(b, launch, which ? spec : aot, item->weight_bytes, &turn, repeat,
+                r = sample(b, launches, which ? spec : NULL, item->weight_bytes, &turn, repeat,
                            &of[which][i]);
         }
         gain[i] = spec ? 1 - of[1][i] / of[0][i] : 0;
@@ -548,17 +606,25 @@ static int pairs(struct bench *b, const struct item *item, const struct launch *
     return 0;
 }
 
+/* The rate that an op's kernel is held against. */
+static double rate_of(const struct bench *b, const struct item *item)
+{
+    return item->rate == RATE_INT8   ? b->machine.int8_per_s
+           : item->rate == RATE_BF16 ? b->machine.bf16_per_s
+                                     : b->machine.flops_per_s;
+}
+
 static int run_item(struct bench *b, struct item *item)
 {
     struct ember_backend_error error = {""};
-    struct launch launch = {.n_args = 0};
-    struct ember_kernel *aot, *spec = NULL;
+    struct launches launches = {.n = 0};
+    struct ember_kernel *spec = NULL;
     item->op.rows = EMBER_ROWS_TOKENS;
-    int r = b->backend->lower(b->device, &item->op, take_launch, &launch, &error);
+    int r = b->backend->lower(b->device, &item->op, take_launch, &launches, &error);
     if (r)
         return failed(b, r, &error);
-    if (b->options->kernel &&
-        strncmp(launch.kernel, b->options->kernel, strlen(b->options->kernel)))
+    const struct launch *last = &launches.list[launches.n - 1];
+    if (b->options->kernel && strncmp(last->kernel, b->options->kernel, strlen(b->options->kernel)))
         return 0;
     for (int a = 0; !r && a < EMBER_ARENA_COUNT; a++)
         if (item->used[a])
@@ -567,25 +633,27 @@ static int run_item(struct bench *b, struct item *item)
         r = fill_io(b, item);
     if (r)
         return r;
-    r = b->backend->kernel_find(b->device, launch.kernel, &aot, &error);
+    for (uint32_t i = 0; !r && i < launches.n; i++)
+        r = b->backend->kernel_find(b->device, launches.list[i].kernel, &launches.kernels[i],
+                                    &error);
     if (r)
         return failed(b, r, &error);
     struct kernels_bench_row row = {.model = item->model->name,
                                     .what = item->what,
                                     .bytes = item->bytes,
                                     .flops = item->flops,
-                                    .specialised = launch.spec[0] != '\0'};
-    snprintf(row.kernel, sizeof(row.kernel), "%s", launch.kernel);
+                                    .specialised = last->spec[0] != '\0'};
+    snprintf(row.kernel, sizeof(row.kernel), "%s", last->kernel);
     snprintf(row.spec, sizeof(row.spec), "%s", item->spec);
-    struct ember_module *module = build(b, launch.kernel, item->spec, &spec);
-    r = pairs(b, item, &launch, aot, spec, &row);
+    struct ember_module *module = build(b, last->kernel, item->spec, &spec);
+    r = pairs(b, item, &launches, spec, &row);
     if (module && b->backend->module_free)
         b->backend->module_free(module);
     if (r)
         return r;
     double best = spec ? fmin(row.aot_ns, row.spec_ns) : row.aot_ns;
     row.bandwidth = row.bytes / best * 1e9 / b->machine.read_bytes_per_s;
-    row.peak = row.flops / best * 1e9 / b->machine.flops_per_s;
+    row.peak = row.flops / best * 1e9 / rate_of(b, item);
     return b->row(b->user, &b->machine, &row);
 }
 

@@ -30,15 +30,17 @@ struct kernels_bench_row {
     int specialised;        /* whether lowering asks for this specialisation */
     double aot_ns, spec_ns; /* medians; spec_ns 0: could not be compiled */
     double gain; /* median over the pairs of 1 - spec / aot; >= 0.03 earns a specialisation */
-    double bytes, flops;    /* read at least; multiply-adds counted twice */
-    double bandwidth, peak; /* of the faster one: fractions of read_bytes_per_s and flops_per_s */
+    double bytes, flops; /* read at least; multiply-adds counted twice */
+    double bandwidth,
+        peak; /* of the faster one: fractions of read_bytes_per_s and of the op's own rate */
 };
 
 struct kernels_bench_machine {
     char device[64];
     uint32_t threads;
-    double read_bytes_per_s; /* measured in this run over BENCH_MAX_BYTES, best so far */
-    double flops_per_s;      /* FMAs in registers, counted twice */
+    double read_bytes_per_s;       /* measured in this run over BENCH_MAX_BYTES, best so far */
+    double flops_per_s;            /* FMAs in registers, counted twice */
+    double bf16_per_s, int8_per_s; /* the same of what weights in tiles are multiplied with */
 };
 
 /* Called once before the first row with row NULL, then once a row. A non-zero return ends the run

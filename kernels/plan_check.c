@@ -236,101 +236,172 @@ static void packed(struct check *c, int slot, const char *name, enum ember_dtype
         fail(c, "%s is not packed", name);
 }
 
-/* Where the operands of a quantised weight stand in an op. */
-struct quant_slots {
-    int x, w, w_scale, w_zero, x_scale, quant, group;
+/* Where the operands of a weight stand in an op, and its attributes; -1: the op has none. */
+struct weight_slots {
+    int x, w, w_scale, w_zero, x_scale, x_tmp;
+    int quant, group, layout, k, x_group, x_terms;
 };
 
-/* The weight [n, k] ([experts, n, k] when rank is 3) of a quantised op; returns its groups a row.
+/* Rows of C bytes: one part of a weight, as its layout has them. */
+static void part(struct check *c, int slot, const char *name, enum ember_layout layout, int rank,
+                 uint64_t experts, uint64_t n, uint64_t cols)
+{
+    const struct ember_tensor *t = &c->op->t[slot];
+    uint64_t size = dtype_size(t->dtype), kept = n, bytes, end, rows = rank == 3 ? experts : n;
+    if (layout == EMBER_LAYOUT_TILES)
+        kept = EMBER_PANEL_ROWS(n);
+    operand(c, slot, name, WEIGHT, rank, rows, rank == 3 ? n : cols, rank == 3 ? cols : 0);
+    if (c->failed)
+        return;
+    if (t->row_stride != cols * size * (rank == 3 ? kept : 1))
+        fail(c, "%s is not packed", name);
+    else if (layout == EMBER_LAYOUT_TILES &&
+             (!size_mul(cols * size * kept, rank == 3 ? experts : 1, &bytes) ||
+              !size_add(t->offset, bytes, &end) || end > c->plan->arena_bytes[t->arena]))
+        fail(c, "%s: its last panel ends outside its arena", name);
+}
+
+static void part_dtype(struct check *c, int slot, const char *name, enum ember_dtype dtype)
+{
+    if (!c->failed && c->op->t[slot].dtype != dtype)
+        fail(c, "%s is %s, not %s", name, dtype_name(c->op->t[slot].dtype), dtype_name(dtype));
+}
+
+/* Scales and zero points. */
+static void check_scales(struct check *c, const struct weight_slots *s, int64_t quant,
+                         enum ember_layout layout, int rank, uint64_t experts, uint64_t n,
+                         uint64_t groups)
+{
+    part(c, s->w_scale, "weight scale", layout, rank, experts, n, groups);
+    if (!c->failed && c->op->t[s->w_scale].dtype != EMBER_U8 &&
+        !dtype_is_float(c->op->t[s->w_scale].dtype))
+        fail(c, "weight scale is %s, not a float type", dtype_name(c->op->t[s->w_scale].dtype));
+    if (absent(c, s->w_zero))
+        return;
+    if (quant != EMBER_QUANT_INT4)
+        fail(c, "zero points for codes of another kind than int4");
+    part(c, s->w_zero, "weight zero", layout, rank, experts, n, groups);
+    part_dtype(c, s->w_zero, "weight zero", EMBER_U8);
+}
+
+/*
+ * The weight [n, k] ([experts, n, k] when rank is 3) in whichever form the op says. Returns the
+ * form.
  */
-static uint64_t quantised_weight(struct check *c, const struct quant_slots *s, int64_t quant,
-                                 int rank, uint64_t experts, uint64_t n, uint64_t k)
+static int64_t check_weight(struct check *c, const struct weight_slots *s, int rank,
+                            uint64_t experts, uint64_t n, uint64_t k)
 {
     static const uint8_t dtypes[EMBER_QUANT_COUNT] = {[EMBER_QUANT_INT4] = EMBER_U8,
                                                       [EMBER_QUANT_FP4] = EMBER_U8,
                                                       [EMBER_QUANT_INT8] = EMBER_I8,
                                                       [EMBER_QUANT_FP8] = EMBER_F8};
-    const struct ember_op *op = c->op;
-    uint64_t rows = rank == 3 ? experts : n, group, cols, groups;
+    int64_t quant = int_in(c, s->quant, "quantisation", EMBER_QUANT_NONE, EMBER_QUANT_COUNT - 1);
+    enum ember_layout layout =
+        (enum ember_layout)int_in(c, s->layout, "layout", EMBER_LAYOUT_ROWS, EMBER_LAYOUT_TILES);
+    uint64_t group, line, cols;
     bool four = quant == EMBER_QUANT_INT4 || quant == EMBER_QUANT_FP4;
+    if (c->failed)
+        return quant;
+    if (quant == EMBER_QUANT_NONE) {
+        const struct ember_tensor *w = &c->op->t[s->w];
+        if (!absent(c, s->w_scale) || !absent(c, s->w_zero))
+            fail(c, "scales for a weight that is not quantised");
+        if (!dtype_is_float(w->dtype))
+            fail(c, "weight is %s, not a float type", dtype_name(w->dtype));
+        else if (layout == EMBER_LAYOUT_TILES && w->dtype != EMBER_BF16)
+            fail(c, "weight is %s in tiles, not bf16", dtype_name(w->dtype));
+        if (layout == EMBER_LAYOUT_TILES)
+            k = (k + 31) / 32 * 32;
+        part(c, s->w, "weight", layout, rank, experts, n, k);
+        return quant;
+    }
+    if ((layout == EMBER_LAYOUT_TILES) != (quant != EMBER_QUANT_FP8))
+        fail(c, "a weight of kind %lld in layout %d", (long long)quant, (int)layout);
     group = (uint64_t)int_in(c, s->group, "group", 32, DIM_MAX);
     if (group % 32 && group < k)
         fail(c, "groups of %llu, not a multiple of 32", (unsigned long long)group);
-    groups = (k + group - 1) / group;
     cols = four ? (k + 31) / 32 * 16 : k;
-    packed(c, s->w, "weight", dtypes[quant], rank, rows, rank == 3 ? n : cols,
-           rank == 3 ? cols : 0);
-    if (!c->failed && op->t[s->w_scale].rank && op->t[s->w_scale].dtype == EMBER_U8)
-        packed(c, s->w_scale, "weight scale", EMBER_U8, rank, rows, rank == 3 ? n : groups,
-               rank == 3 ? groups : 0);
-    else
-        weight(c, s->w_scale, "weight scale", rank, rows, rank == 3 ? n : groups,
-               rank == 3 ? groups : 0);
-    if (!absent(c, s->w_zero) && quant != EMBER_QUANT_INT4)
-        fail(c, "zero points for codes of another kind than int4");
-    if (!absent(c, s->w_zero))
-        packed(c, s->w_zero, "weight zero", EMBER_U8, rank, rows, rank == 3 ? n : groups,
-               rank == 3 ? groups : 0);
-    return groups;
+    line = layout == EMBER_LAYOUT_TILES ? EMBER_TILE_LINE : 1;
+    part(c, s->w, "weight", layout, rank, experts, n, (cols + line - 1) / line * line);
+    part_dtype(c, s->w, "weight", (enum ember_dtype)dtypes[quant]);
+    check_scales(c, s, quant, layout, rank, experts, n, (k + group - 1) / group);
+    return quant;
+}
+
+/* Integer x: [x_rows, k] in one or two terms with its scales. */
+static void check_integer_x(struct check *c, const struct weight_slots *s, int64_t quant,
+                            uint64_t x_rows, uint64_t k)
+{
+    int64_t x_group = int_in(c, s->x_group, "group of x", 0, DIM_MAX);
+    int64_t terms = int_in(c, s->x_terms, "terms of x", 1, 2), group = c->op->i[s->group];
+    bool whole = (uint64_t)group >= k;
+    uint64_t segment = x_group ? (uint64_t)x_group : k;
+    if (quant != EMBER_QUANT_INT4 && quant != EMBER_QUANT_FP4 && quant != EMBER_QUANT_INT8)
+        fail(c, "integer x with a weight of kind %lld", (long long)quant);
+    if (x_group ? x_group % 32 || (!whole && group % x_group) : !whole)
+        fail(c, "groups of x of %lld with groups of %lld", (long long)x_group, (long long)group);
+    if (segment > (terms == 2 ? EMBER_INT16_GROUP_MAX : EMBER_INT8_K_MAX))
+        fail(c, "%llu products of %lld terms in a sum", (unsigned long long)segment,
+             (long long)terms);
+    operand(c, s->x, "x", IN, 2, x_rows, (uint64_t)terms * EMBER_X8_COLUMNS(k), 0);
+    part_dtype(c, s->x, "x", EMBER_I8);
+    act(c, s->x_scale, "x scale", IN, x_rows, (k + segment - 1) / segment);
+}
+
+/* x and the weight of a linear. */
+static void check_product(struct check *c, const struct weight_slots *s, uint64_t x_rows, int rank,
+                          uint64_t experts, uint64_t n)
+{
+    bool integer = !absent(c, s->x_scale);
+    uint64_t k = integer ? (uint64_t)int_in(c, s->k, "columns of x", 1, DIM_MAX) : cols_of(c, s->x);
+    int64_t quant = check_weight(c, s, rank, experts, n, k);
+    const struct ember_op *op = c->op;
+    if (c->failed)
+        return;
+    if (integer) {
+        check_integer_x(c, s, quant, x_rows, k);
+    } else {
+        if (quant != EMBER_QUANT_NONE && quant != EMBER_QUANT_FP8)
+            fail(c, "float x with a weight of kind %lld", (long long)quant);
+        act(c, s->x, "x", IN, x_rows, k);
+    }
+    if (quant == EMBER_QUANT_NONE && op->i[s->layout] == EMBER_LAYOUT_TILES) {
+        operand(c, s->x_tmp, "x tmp", OUT, 2, x_rows, EMBER_X_TMP_BYTES(k), 0);
+        part_dtype(c, s->x_tmp, "x tmp", EMBER_U8);
+        distinct(c, s->x_tmp, -1);
+        if (!c->failed && (op->t[s->x_tmp].offset % EMBER_TILE_LINE ||
+                           op->t[s->x_tmp].row_stride != EMBER_X_TMP_BYTES(k)))
+            fail(c, "x tmp is not packed, or not aligned");
+    } else if (!absent(c, s->x_tmp))
+        fail(c, "an x tmp for a weight that needs none");
 }
 
 static void check_embed(struct check *c)
 {
-    static const struct quant_slots slots = {-1, EMBED_TABLE,   EMBED_SCALE,  EMBED_ZERO,
-                                             -1, EMBED_I_QUANT, EMBED_I_GROUP};
-    uint32_t d = cols_of(c, EMBED_OUT), vocab = c->plan->io.shape.vocab;
-    int64_t quant = int_in(c, EMBED_I_QUANT, "quantisation", EMBER_QUANT_NONE, EMBER_QUANT_INT8);
+    static const struct weight_slots slots = {
+        .w = EMBED_TABLE,
+        .w_scale = EMBED_SCALE,
+        .w_zero = EMBED_ZERO,
+        .quant = EMBED_I_QUANT,
+        .group = EMBED_I_GROUP,
+        .layout = EMBED_I_LAYOUT,
+    };
+    uint32_t d = cols_of(c, EMBED_OUT);
     index_input(c, EMBED_TOKENS, "tokens", c->n, c->plan->io.tokens);
-    if (quant == EMBER_QUANT_FP4)
-        fail(c, "a table of fp4");
-    if (quant != EMBER_QUANT_NONE)
-        quantised_weight(c, &slots, quant, 2, 0, vocab, d);
-    else if (!absent(c, EMBED_SCALE) || !absent(c, EMBED_ZERO))
-        fail(c, "scales for a table that is not quantised");
-    else
-        weight(c, EMBED_TABLE, "table", 2, vocab, d, 0);
+    if (check_weight(c, &slots, 2, 0, c->plan->io.shape.vocab, d) == EMBER_QUANT_FP8)
+        fail(c, "a table of FP8");
     act(c, EMBED_OUT, "out", OUT, c->n, d);
-}
-
-/*
- * x [x_rows, k] and the weight [n, k] ([experts, n, k] when rank is 3) in whichever form the op
- * says.
- */
-static void quantised(struct check *c, const struct quant_slots *s, uint64_t x_rows, int rank,
-                      uint64_t experts, uint64_t n, uint64_t k)
-{
-    const struct ember_op *op = c->op;
-    int64_t quant = int_in(c, s->quant, "quantisation", EMBER_QUANT_NONE, EMBER_QUANT_COUNT - 1);
-    uint64_t rows = rank == 3 ? experts : n, groups;
-    bool int_x = !absent(c, s->x_scale);
-    if (quant == EMBER_QUANT_NONE) {
-        if (!absent(c, s->w_scale) || !absent(c, s->w_zero) || int_x)
-            fail(c, "scales for a weight that is not quantised");
-        act(c, s->x, "x", IN, x_rows, k);
-        weight(c, s->w, "weight", rank, rows, rank == 3 ? n : k, rank == 3 ? k : 0);
-        return;
-    }
-    groups = quantised_weight(c, s, quant, rank, experts, n, k);
-    if (!int_x) {
-        act(c, s->x, "x", IN, x_rows, k);
-        return;
-    }
-    if (quant != EMBER_QUANT_INT8 || groups != 1 || k > EMBER_INT8_K_MAX)
-        fail(c, "int8 x with a weight of kind %lld, %llu groups, %llu columns", (long long)quant,
-             (unsigned long long)groups, (unsigned long long)k);
-    operand(c, s->x, "x", IN, 2, x_rows, k, 0);
-    if (!c->failed && op->t[s->x].dtype != EMBER_I8)
-        fail(c, "x is %s, not i8", dtype_name(op->t[s->x].dtype));
-    act(c, s->x_scale, "x scale", IN, x_rows, 1);
 }
 
 static void check_linear(struct check *c)
 {
-    static const struct quant_slots slots = {LINEAR_X,      LINEAR_W,       LINEAR_W_SCALE,
-                                             LINEAR_W_ZERO, LINEAR_X_SCALE, LINEAR_I_QUANT,
-                                             LINEAR_I_GROUP};
-    uint32_t k = cols_of(c, LINEAR_X), n = c->op->t[LINEAR_W].dim[0];
-    quantised(c, &slots, c->n, 2, 0, n, k);
+    static const struct weight_slots slots = {
+        LINEAR_X,        LINEAR_W,     LINEAR_W_SCALE,   LINEAR_W_ZERO,
+        LINEAR_X_SCALE,  LINEAR_X_TMP, LINEAR_I_QUANT,   LINEAR_I_GROUP,
+        LINEAR_I_LAYOUT, LINEAR_I_K,   LINEAR_I_X_GROUP, LINEAR_I_X_TERMS,
+    };
+    uint32_t n = c->op->t[LINEAR_W].dim[0];
+    check_product(c, &slots, c->n, 2, 0, n);
     if (!absent(c, LINEAR_B))
         weight(c, LINEAR_B, "bias", 1, n, 0, 0);
     act(c, LINEAR_OUT, "out", OUT, c->n, n);
@@ -561,13 +632,15 @@ static void routed_ids(struct check *c)
 
 static void check_moe_linear(struct check *c)
 {
-    static const struct quant_slots quant = {MOE_X,       MOE_W,       MOE_W_SCALE, MOE_W_ZERO,
-                                             MOE_X_SCALE, MOE_I_QUANT, MOE_I_GROUP};
+    static const struct weight_slots slots_of = {
+        MOE_X,       MOE_W,       MOE_W_SCALE,  MOE_W_ZERO, MOE_X_SCALE,   MOE_X_TMP,
+        MOE_I_QUANT, MOE_I_GROUP, MOE_I_LAYOUT, MOE_I_K,    MOE_I_X_GROUP, MOE_I_X_TERMS,
+    };
     const struct ember_tensor *w = &c->op->t[MOE_W];
     int64_t k = int_in(c, MOE_I_TOPK, "experts a token", 1, HEADS_MAX);
     uint64_t slots = c->n * (uint64_t)k;
     bool per_slot = int_in(c, MOE_I_PER_SLOT, "per slot", 0, 1) == 1;
-    quantised(c, &quant, per_slot ? slots : c->n, 3, w->dim[0], w->dim[1], cols_of(c, MOE_X));
+    check_product(c, &slots_of, per_slot ? slots : c->n, 3, w->dim[0], w->dim[1]);
     if (!absent(c, MOE_B))
         weight(c, MOE_B, "bias", 2, w->dim[0], w->dim[1], 0);
     route_ids(c, MOE_IDS, IN, (uint64_t)k);
@@ -637,12 +710,15 @@ static void check_quantize(struct check *c)
 {
     uint32_t d = cols_of(c, QUANTIZE_X);
     int64_t repeat = int_in(c, QUANTIZE_I_REPEAT, "repeat", 0, HEADS_MAX);
+    int64_t terms = int_in(c, QUANTIZE_I_TERMS, "terms", 1, 2);
+    int64_t group = int_in(c, QUANTIZE_I_GROUP, "group", 0, DIM_MAX);
     uint64_t rows = c->n * (uint64_t)(repeat ? repeat : 1);
+    if (group % 32)
+        fail(c, "groups of %lld, not a multiple of 32", (long long)group);
     act(c, QUANTIZE_X, "x", IN, rows, d);
-    operand(c, QUANTIZE_OUT, "out", OUT, 2, rows, d, 0);
-    if (!c->failed && c->op->t[QUANTIZE_OUT].dtype != EMBER_I8)
-        fail(c, "out is %s, not i8", dtype_name(c->op->t[QUANTIZE_OUT].dtype));
-    act(c, QUANTIZE_SCALE, "scale", OUT, rows, 1);
+    operand(c, QUANTIZE_OUT, "out", OUT, 2, rows, (uint64_t)terms * EMBER_X8_COLUMNS(d), 0);
+    part_dtype(c, QUANTIZE_OUT, "out", EMBER_I8);
+    act(c, QUANTIZE_SCALE, "scale", OUT, rows, group ? (d + group - 1) / group : 1);
     distinct(c, QUANTIZE_OUT, -1);
     distinct(c, QUANTIZE_SCALE, -1);
 }

@@ -33,7 +33,8 @@ struct builder {
         shared, shared_gate;
     struct ember_tensor gathered, final, argmax_parts;
     double linear_scale, linear_softcap;
-    struct ember_tensor sorted, x8, x8_scale; /* x of a linear whose weight asks for another form */
+    /* x of a linear whose weight asks for another form; room for the backend's own */
+    struct ember_tensor sorted, x8, x8_scale, x_tmp;
 };
 
 /* Ops go nowhere once something has failed: the caller still gets one to fill in. */
@@ -67,7 +68,7 @@ static struct ember_tensor slot_tensor(const struct builder *b, uint32_t slot)
     memcpy(t.dim, w->dim, sizeof t.dim);
     t.dim[t.rank - 1] = (uint32_t)(w->row_bytes / dtype_size(w->dtype));
     if (t.rank > 1)
-        t.row_stride = w->row_bytes * (t.rank > 2 ? t.dim[1] : 1);
+        t.row_stride = w->row_bytes * (t.rank > 2 ? weight_rows(w) / w->dim[0] : 1);
     return t;
 }
 
@@ -82,7 +83,8 @@ static struct ember_tensor slot_groups(const struct builder *b, uint32_t slot, u
     t.dtype = dtype;
     t.offset = w->offset + at;
     t.dim[t.rank - 1] = w->groups;
-    t.row_stride = (uint64_t)w->groups * dtype_size(dtype) * (t.rank > 2 ? t.dim[1] : 1);
+    t.row_stride =
+        (uint64_t)w->groups * dtype_size(dtype) * (t.rank > 2 ? weight_rows(w) / w->dim[0] : 1);
     return t;
 }
 
@@ -136,16 +138,68 @@ static void norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
     }
 }
 
-/* x as int8, in b->x8 and b->x8_scale. */
+/* The form in which x meets a quantised weight as integers (ember/op.h). */
+struct x_form {
+    uint32_t terms, group; /* terms 0: as floats */
+};
+
+/*
+ * One scale a token where the checkpoint says so; else as finely as the weight's own groups, at
+ * most 128, in 8 bits when activations are quantised and in 16, which is as good as floats, when
+ * they are not.
+ */
+static struct x_form x_form(const struct builder *b, const struct weight *w)
+{
+    struct x_form form = {b->d->quant.int8_x ? 1 : 2, 128};
+    uint32_t k = w->dim[w->rank - 1];
+    if (w->quant == EMBER_QUANT_NONE || w->quant == EMBER_QUANT_FP8)
+        return (struct x_form){0, 0};
+    if (form.terms == 1 && w->group >= k)
+        form.group = 0;
+    else if (w->group < k)
+        while (w->group % form.group)
+            form.group /= 2;
+    return form;
+}
+
+static uint32_t x_segments(struct x_form form, uint32_t k)
+{
+    return form.group ? (k + form.group - 1) / form.group : 1;
+}
+
+/* x as integers, in b->x8 and b->x8_scale; *ret_scale is the latter. */
 static struct ember_tensor quantize(struct builder *b, enum ember_rows rows, struct ember_tensor x,
-                                    uint32_t repeat)
+                                    struct x_form form, uint32_t repeat,
+                                    struct ember_tensor *ret_scale)
 {
     struct ember_op *o = op(b, EMBER_OP_QUANTIZE, rows);
     o->t[QUANTIZE_X] = x;
-    o->t[QUANTIZE_OUT] = narrow(b->x8, x.dim[1]);
-    o->t[QUANTIZE_SCALE] = b->x8_scale;
+    o->t[QUANTIZE_OUT] = narrow(b->x8, form.terms * EMBER_X8_COLUMNS(x.dim[1]));
+    o->t[QUANTIZE_SCALE] = narrow(b->x8_scale, x_segments(form, x.dim[1]));
     o->i[QUANTIZE_I_REPEAT] = repeat;
+    o->i[QUANTIZE_I_GROUP] = form.group;
+    o->i[QUANTIZE_I_TERMS] = form.terms;
+    *ret_scale = o->t[QUANTIZE_SCALE];
     return o->t[QUANTIZE_OUT];
+}
+
+/* What a linear over bf16 in tiles needs beside its x. */
+static struct ember_tensor x_tmp(const struct builder *b, const struct weight *w)
+{
+    if (w->layout != EMBER_LAYOUT_TILES || w->quant)
+        return (struct ember_tensor){0};
+    return narrow(b->x_tmp, (uint32_t)EMBER_X_TMP_BYTES(w->dim[w->rank - 1]));
+}
+
+/* Rows of an operand of a weight; in tiles only from the beginning of a panel on. */
+static struct ember_tensor weight_part(struct builder *b, const struct weight *w,
+                                       struct ember_tensor t, uint32_t first, uint32_t n)
+{
+    if (w->layout == EMBER_LAYOUT_TILES && first % EMBER_PANEL && !b->failed)
+        b->failed = error_set(b->err, ENOTSUP,
+                              "%s: a part of it begins at row %u, which is no multiple of %d",
+                              w->name, first, EMBER_PANEL);
+    return t.rank ? tensor_rows(t, first, n) : t;
 }
 
 /* Rows [first, first + n) of a slot that is in one piece. */
@@ -154,23 +208,30 @@ static void linear_rows(struct builder *b, enum ember_rows rows, struct ember_te
                         struct ember_tensor out)
 {
     const struct weight *w = &b->layout->weights[slot];
-    bool int8_x = w->quant && b->d->quant.int8_x;
-    struct ember_tensor scale = slot_groups(b, slot, w->scale_at, w->scale_dtype);
+    struct ember_tensor scale = slot_groups(b, slot, w->scale_at, w->scale_dtype), x_scale = {0};
     struct ember_tensor zero = slot_groups(b, slot, w->zero_at, EMBER_U8);
+    struct x_form form = x_form(b, w);
+    uint32_t k = x.dim[1];
     struct ember_op *o;
-    if (int8_x)
-        x = quantize(b, rows, x, 0);
+    if (form.terms)
+        x = quantize(b, rows, x, form, 0, &x_scale);
     o = op(b, EMBER_OP_LINEAR, rows);
     o->t[LINEAR_X] = x;
-    o->t[LINEAR_W] = tensor_rows(slot_tensor(b, slot), first, n);
+    o->t[LINEAR_W] = weight_part(b, w, slot_tensor(b, slot), first, n);
     o->t[LINEAR_B] = bias.rank ? tensor_rows(bias, first, n) : bias;
     o->t[LINEAR_OUT] = out;
-    o->t[LINEAR_W_SCALE] = scale.rank ? tensor_rows(scale, first, n) : scale;
-    o->t[LINEAR_W_ZERO] = zero.rank ? tensor_rows(zero, first, n) : zero;
-    if (int8_x)
-        o->t[LINEAR_X_SCALE] = b->x8_scale;
+    o->t[LINEAR_W_SCALE] = weight_part(b, w, scale, first, n);
+    o->t[LINEAR_W_ZERO] = weight_part(b, w, zero, first, n);
+    o->t[LINEAR_X_SCALE] = x_scale;
+    o->t[LINEAR_X_TMP] = x_tmp(b, w);
     o->i[LINEAR_I_QUANT] = w->quant;
     o->i[LINEAR_I_GROUP] = w->group;
+    o->i[LINEAR_I_LAYOUT] = w->layout;
+    if (form.terms) {
+        o->i[LINEAR_I_K] = k;
+        o->i[LINEAR_I_X_GROUP] = form.group;
+        o->i[LINEAR_I_X_TERMS] = form.terms;
+    }
     o->f[LINEAR_F_SCALE] = b->linear_scale;
     o->f[LINEAR_F_SOFTCAP] = b->linear_softcap;
 }
@@ -279,6 +340,7 @@ static void build_embed(struct builder *b)
     o->t[EMBED_ZERO] = slot_groups(b, b->model->embed, table->zero_at, EMBER_U8);
     o->i[EMBED_I_QUANT] = table->quant;
     o->i[EMBED_I_GROUP] = table->group;
+    o->i[EMBED_I_LAYOUT] = table->layout;
     o->f[EMBED_F_SCALE] = b->d->embed_scale;
     for (uint32_t i = 0; i < b->d->n_ropes; i++)
         build_rope(b, i);
@@ -424,19 +486,27 @@ static void expert_linear(struct builder *b, const struct desc_mlp *m, struct em
 {
     uint32_t slot = b->model->layer_slots[b->layer][id];
     const struct weight *w = &b->layout->weights[slot];
-    bool int8_x = w->quant && b->d->quant.int8_x;
+    struct x_form form = x_form(b, w);
+    struct ember_tensor x_scale = {0};
+    uint32_t k = x.dim[1];
     struct ember_op *o;
-    if (int8_x)
-        x = quantize(b, EMBER_ROWS_TOKENS, x, per_slot ? m->topk : 0);
+    if (form.terms)
+        x = quantize(b, EMBER_ROWS_TOKENS, x, form, per_slot ? m->topk : 0, &x_scale);
     o = op(b, EMBER_OP_MOE_LINEAR, EMBER_ROWS_TOKENS);
     o->t[MOE_X] = x;
     o->t[MOE_W] = weight(b, id);
     o->t[MOE_W_SCALE] = slot_groups(b, slot, w->scale_at, w->scale_dtype);
     o->t[MOE_W_ZERO] = slot_groups(b, slot, w->zero_at, EMBER_U8);
-    if (int8_x)
-        o->t[MOE_X_SCALE] = b->x8_scale;
+    o->t[MOE_X_SCALE] = x_scale;
+    o->t[MOE_X_TMP] = x_tmp(b, w);
     o->i[MOE_I_QUANT] = w->quant;
     o->i[MOE_I_GROUP] = w->group;
+    o->i[MOE_I_LAYOUT] = w->layout;
+    if (form.terms) {
+        o->i[MOE_I_K] = k;
+        o->i[MOE_I_X_GROUP] = form.group;
+        o->i[MOE_I_X_TERMS] = form.terms;
+    }
     o->t[MOE_B] = weight(b, id + 1);
     o->t[MOE_IDS] = b->route_ids;
     o->t[MOE_OUT] = out;
@@ -659,28 +729,33 @@ static void scratch_mlps(struct builder *b)
     scratch(b, EMBER_F32, b->tokens, inner, &b->inner);
 }
 
-/* What the inputs of quantised linears are turned into: as wide and high as the largest. */
+/* What the inputs of linears are turned into: as wide and high as the largest. */
 static void scratch_inputs(struct builder *b)
 {
-    uint32_t rows = MAX(b->tokens, b->rows), sorted = 0, x8 = 0;
+    uint32_t rows = MAX(b->tokens, b->rows), sorted = 0, x8 = 0, scales = 0, tmp = 0;
     uint64_t slots = 1;
     for (uint32_t i = 0; i < b->model->n_slots; i++) {
         const struct weight *w = &b->layout->weights[i];
-        if (w->quant && b->d->quant.int8_x)
-            x8 = MAX(x8, w->dim[w->rank - 1]);
+        uint32_t k = w->dim[w->rank - 1];
+        struct x_form form = x_form(b, w);
+        if (form.terms) {
+            x8 = MAX(x8, form.terms * EMBER_X8_COLUMNS(k));
+            scales = MAX(scales, x_segments(form, k));
+        }
         if (w->order_at)
-            sorted = MAX(sorted, w->dim[w->rank - 1]);
+            sorted = MAX(sorted, k);
+        if (w->layout == EMBER_LAYOUT_TILES && !w->quant)
+            tmp = MAX(tmp, (uint32_t)EMBER_X_TMP_BYTES(k));
     }
     for (uint32_t i = 0; i < b->d->n_mlps; i++)
         slots = b->d->mlps[i].kind == MLP_MOE ? MAX(slots, b->d->mlps[i].topk) : slots;
-    scratch(b, EMBER_F32, rows, sorted, &b->sorted);
-    if (!x8)
-        return;
-    if (rows * slots > UINT32_MAX)
+    if (rows * slots > UINT32_MAX && !b->failed)
         b->failed = error_set(b->err, EOVERFLOW, "%u tokens of %u experts each are too many", rows,
                               (uint32_t)slots);
+    scratch(b, EMBER_F32, rows, sorted, &b->sorted);
     scratch(b, EMBER_I8, (uint32_t)(rows * slots), x8, &b->x8);
-    scratch(b, EMBER_F32, (uint32_t)(rows * slots), 1, &b->x8_scale);
+    scratch(b, EMBER_F32, (uint32_t)(rows * slots), scales, &b->x8_scale);
+    scratch(b, EMBER_U8, (uint32_t)(rows * slots), tmp, &b->x_tmp);
 }
 
 static void build_scratch(struct builder *b)

@@ -60,9 +60,10 @@ static bool dtype_is_float(uint8_t dtype)
 }
 
 /* A slot in its plain form. */
-static int place_plain(const struct model *model, const struct slot *slot, uint8_t dtype,
-                       struct weight *w, struct error *err)
+static int place_plain(const struct model *model, uint32_t i, uint8_t dtype, struct weight *w,
+                       struct error *err)
 {
+    const struct slot *slot = &model->slots[i];
     if (!dtype_is_float(dtype))
         return error_set(err, EINVAL, "%s: dtype %u is no float type",
                          model_text(model, slot->name), dtype);
@@ -70,7 +71,8 @@ static int place_plain(const struct model *model, const struct slot *slot, uint8
         return error_set(err, EINVAL, "%s: a constant of dtype %s, not f32",
                          model_text(model, slot->name), dtype_name(dtype));
     w->row_bytes = (uint64_t)slot->dim[slot->rank - 1] * dtype_size(dtype);
-    if (!size_mul(slot->elements, dtype_size(dtype), &w->bytes))
+    weight_choose_layout(model, i, w);
+    if (!size_mul(weight_rows(w), w->row_bytes, &w->bytes))
         return error_set(err, EOVERFLOW, "%s does not fit an arena", model_text(model, slot->name));
     return 0;
 }
@@ -87,12 +89,12 @@ static int place(const struct model *model, uint32_t i, const struct slot_form *
     memcpy(w.dim, slot->dim, sizeof w.dim);
     if (form->quant) {
         r = quant_check(model, slot, form, err);
-        r = r < 0 ? r : quant_place(model, slot, form, &w, err);
+        r = r < 0 ? r : quant_place(model, i, form, &w, err);
     } else if (form->scale_dtype || form->flags)
         r = error_set(err, EINVAL, "%s: scales of a tensor that is not quantised",
                       model_text(model, slot->name));
     else
-        r = place_plain(model, slot, form->dtype, &w, err);
+        r = place_plain(model, i, form->dtype, &w, err);
     if (r < 0)
         return r;
     if (!size_add(w.offset, w.bytes, at) || *at > INT64_MAX)

@@ -21,7 +21,7 @@
 #include <string.h>
 
 #define MANIFEST_MAGIC 0x4d424d45u /* "EMBM" */
-#define MANIFEST_VERSION 2
+#define MANIFEST_VERSION 3
 #define CHECKED_FROM 24
 
 struct manifest_header {
@@ -49,6 +49,7 @@ static struct digest layout_digest(const struct weights_layout *layout)
         digest_update(state, &w->bytes, sizeof w->bytes);
         digest_update(state, &w->quant, sizeof w->quant);
         digest_update(state, &w->scale_dtype, sizeof w->scale_dtype);
+        digest_update(state, &w->layout, sizeof w->layout);
         digest_update(state, &w->row_bytes, sizeof w->row_bytes);
         digest_update(state, &w->group, sizeof w->group);
         digest_update(state, &w->scale_at, sizeof w->scale_at);

@@ -80,7 +80,7 @@ const struct model_info *model_info(const struct model *model);
  * be changed with whatever makes the bytes of an arena of the same shapes differ; packs of another
  * family are not read (model/pack.h).
  */
-#define WEIGHTS_FAMILY "rows.1"
+#define WEIGHTS_FAMILY "tiles.1"
 
 /* A part of a resident tensor: rows of a checkpoint tensor copied, or a constant computed by the
  * model layer. */
@@ -106,15 +106,17 @@ struct weight_source {
  * stacked. A quantised one (quant not EMBER_QUANT_NONE) is codes in rows of row_bytes, then scales,
  * zero points and the order of columns, each where its offset says; what they mean is in
  * ember/op.h. Its sources are those of the codes of each part, of the scales of each part, and so
- * on.
+ * on. Sources know nothing of tiles: their offsets are those of rows behind one another, and
+ * weight_run_read puts the rows where the layout has them.
  */
 struct weight {
     const char *name; /* "layers.3.qkv", "embed", "rope.0" */
     uint8_t dtype, rank;
     uint8_t quant, scale_dtype;           /* enum ember_quant; of the scales */
+    uint8_t layout;                       /* enum ember_layout, of codes, scales and zero points */
     uint32_t dim[3];                      /* of the values, not of the codes */
     uint64_t offset, bytes;               /* in the weights arena; offset is a multiple of 64 */
-    uint64_t row_bytes;                   /* of one row of dim[rank - 1] values */
+    uint64_t row_bytes;                   /* from one row of dim[rank - 1] values to the next */
     uint32_t group, groups;               /* values a scale covers; scales a row */
     uint64_t scale_at, zero_at, order_at; /* from `offset` on; 0: none. order: i32 [parts, K] */
     bool made;                            /* quantised while it is loaded, not by the checkpoint */
@@ -156,13 +158,37 @@ int weight_quantise_error(const struct checkpoint *checkpoint, const struct weig
                           uint32_t weight, struct weight_error *ret, struct error *err);
 
 /*
- * Reads bytes [first, first + n) of a source as they are kept: from the checkpoint, transposed
- * where they are, or from the constant. The loader's one way to the bytes. first and n are
- * multiples of an element's size.
+ * Reads bytes [first, first + n) of a source, in rows: from the checkpoint, transposed where they
+ * are kept so, or from the constant. first and n are multiples of an element's size.
  */
 int weight_source_read(const struct checkpoint *checkpoint, const struct weight *weight,
                        const struct weight_source *source, uint64_t first, void *to, size_t n,
                        struct error *err);
+
+/*
+ * A run: consecutive bytes of the arena that are read in one go. Of a weight in rows they are part
+ * of a source, of one in tiles some panels of its codes, scales or zero points.
+ */
+struct weight_run {
+    const struct weight *weight;
+    const struct weight_source *source; /* NULL: panels */
+    uint64_t first;                     /* byte of the source, or panel */
+    uint64_t to;                        /* in the arena */
+    size_t bytes;
+    uint32_t panels;
+    uint8_t piece; /* of a weight in tiles: 0 codes, 1 scales, 2 zero points */
+};
+
+/*
+ * Cuts a layout into runs of about `bytes` bytes, in arena order; what no run covers is padding,
+ * and zero. The largest run may be longer: a panel is not cut. Caller frees *ret. -ENOMEM.
+ */
+int weights_layout_runs(const struct weights_layout *layout, size_t bytes, struct weight_run **ret,
+                        size_t *ret_n, struct error *err);
+
+/* Fills run->bytes bytes. The loader's one way to the bytes. */
+int weight_run_read(const struct checkpoint *checkpoint, const struct weights_layout *layout,
+                    const struct weight_run *run, void *to, struct error *err);
 
 /* ---- plans ---- */
 

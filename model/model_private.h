@@ -132,6 +132,12 @@ int layout_check(const struct model *model, const struct weights_layout *layout,
 int layout_read_floats(const struct checkpoint *checkpoint, const struct checkpoint_tensor *t,
                        const struct weight_source *source, uint64_t first, uint32_t n,
                        uint32_t stride, float *to, struct error *err);
+/* ---- tiles (tiles.c) ---- */
+
+/* The rows of one matrix of a weight as kept, and of all of its matrices. */
+uint64_t weight_rows(const struct weight *w);
+/* Chooses the layout of a weight of known form, and its row_bytes from those in rows. */
+void weight_choose_layout(const struct model *model, uint32_t slot, struct weight *w);
 
 /* ---- quantised slots (quant.c) ---- */
 
@@ -145,8 +151,8 @@ int quant_find(const struct model *model, const struct checkpoint *checkpoint,
 /* 0 when this slot may have this quantised form. */
 int quant_check(const struct model *model, const struct slot *slot, const struct slot_form *form,
                 struct error *err);
-/* Fills row_bytes, group, scale_at, zero_at, order_at and bytes. */
-int quant_place(const struct model *model, const struct slot *slot, const struct slot_form *form,
+/* Fills layout, row_bytes, group, scale_at, zero_at, order_at and bytes. */
+int quant_place(const struct model *model, uint32_t slot, const struct slot_form *form,
                 struct weight *w, struct error *err);
 /* The sources of a quantised slot, w->n_sources of them; their names are appended to `text` and
  * stand in `tensor` and `order` as offsets + 1 until the text has stopped growing. */

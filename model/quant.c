@@ -225,6 +225,12 @@ static uint32_t columns(const struct slot *slot)
 {
     return slot->dim[slot->rank - 1];
 }
+/* Bytes of a row of k codes, not filled up. */
+static uint32_t code_bytes(uint8_t quant, uint32_t k)
+{
+    bool four = quant == EMBER_QUANT_INT4 || quant == EMBER_QUANT_FP4;
+    return four ? (uint32_t)size_align(k, 32) / 2 : k;
+}
 static uint32_t group_of(const struct model *model, uint32_t k)
 {
     uint32_t group = model->desc.quant.group;
@@ -502,17 +508,19 @@ int quant_check(const struct model *model, const struct slot *slot, const struct
     return 0;
 }
 
-int quant_place(const struct model *model, const struct slot *slot, const struct slot_form *form,
+int quant_place(const struct model *model, uint32_t index, const struct slot_form *form,
                 struct weight *w, struct error *err)
 {
+    const struct slot *slot = &model->slots[index];
     uint64_t k = columns(slot), rows = slot->elements / k, at, n;
-    bool four = form->quant == EMBER_QUANT_INT4 || form->quant == EMBER_QUANT_FP4;
     if (rows > UINT32_MAX || k > UINT32_MAX / 8)
         return error_set(err, EOVERFLOW, "%s: %llu rows are too many",
                          model_text(model, slot->name), (unsigned long long)rows);
     w->quant = form->quant;
     w->scale_dtype = form->scale_dtype;
-    w->row_bytes = four ? size_align(k, 32) / 2 : k;
+    w->row_bytes = code_bytes(w->quant, columns(slot));
+    weight_choose_layout(model, index, w);
+    rows = weight_rows(w);
     w->made = form->flags & FORM_MADE;
     w->group = w->made ? 16u << (form->flags >> 4) : group_of(model, columns(slot));
     w->groups = count_groups(columns(slot), w->group);
@@ -554,7 +562,7 @@ static void fill_source(const struct model *model, const struct slot *slot, cons
     s->group = w->group;
     s->block_rows = model->desc.quant.block_rows;
     s->size = (uint8_t)size;
-    s->row_bytes = piece == CODES ? (uint32_t)w->row_bytes : w->groups * size;
+    s->row_bytes = piece == CODES ? code_bytes(w->quant, columns(slot)) : w->groups * size;
     s->convert = piece == CODES    ? methods[method].codes
                  : piece == SCALES ? methods[method].scales
                                    : methods[method].zeros;
@@ -575,9 +583,9 @@ static void fill_made(const struct slot *slot, const struct weight *w, const str
     s->group = w->group;
     s->block_rows = part->transposed ? part->dim[2] : 0;
     s->size = w->zero_at != 0;
-    s->row_bytes = (uint32_t)(piece == CODES    ? w->row_bytes
-                              : piece == SCALES ? w->groups * 2
-                                                : w->groups);
+    s->row_bytes = piece == CODES    ? code_bytes(w->quant, columns(slot))
+                   : piece == SCALES ? w->groups * 2
+                                     : w->groups;
     if (piece == CODES)
         s->convert = int8 ? CONVERT_MADE_INT8 : CONVERT_MADE_INT4;
     else if (piece == SCALES)

@@ -67,7 +67,7 @@ struct ember_step_header {
     uint32_t n_tokens, n_seqs, n_rows, reserved[5];
 };
 
-#define EMBER_OP_TENSORS 9
+#define EMBER_OP_TENSORS 10
 #define EMBER_OP_INTS 12
 #define EMBER_OP_FLOATS 6
 
@@ -131,10 +131,35 @@ enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SO
  * zero:  u8 [N, G], INT4 only; absent: 8 for INT4, else 0.
  * group is a multiple of 32, or at least K.
  *
- * With x of dtype i8 (INT8 only, one scale a row: group >= K, no zero) and x_scale the sum over k
- * is one of integers, exact in 32 bits: out = sum(x[r, k] * code[n, k]) * x_scale[r] * scale[n],
- * and so on as in float; K is at most EMBER_INT8_K_MAX.
+ * Integers. INT4, FP4 and INT8 are multiplied with x as integers (of the quantize op), in segments
+ * of k of X_GROUP elements (0: one segment, K). With q the integer of x, xs its scale, and c the
+ * code - zero (for FP4: twice the value, which is an integer, and half the scale instead):
+ *
+ *   acc = 0; for each segment s, in order: acc = acc + (float)(sum over s of q * c) * (xs * scale)
+ *
+ * The sum is exact in 32 bits, the four float operations are each rounded to float32: every body
+ * gives the same bits. X_GROUP is a multiple of 32 and divides group, where that is below K; one
+ * segment asks for group >= K <= EMBER_INT8_K_MAX; with two terms X_GROUP is at most
+ * EMBER_INT16_GROUP_MAX.
+ *
+ * Layout ROWS: rows behind one another, as above. Layout TILES: every row filled up with zero bytes
+ * to a multiple of 64, rows in panels of 16, the last of a matrix filled up with rows of zeros. The
+ * 4-byte words j of a panel's rows stand side by side: word j of row n is at 64 j + 4 (n % 16) of
+ * panel n / 16. So a 64-byte line is 4 bytes of k for 16 rows: 2 elements of bf16, 4 of INT8, and
+ * of INT4 two times 4, k and k + 16; and 16 lines are one tile of a matrix unit. Scales and zero
+ * points of a panel are [G, 16]. The operand's dimensions are those of ROWS with the last one
+ * filled up; row_stride is that of one row (16 of them are a panel) or, of rank 3, of one matrix
+ * with its last panel filled up. Some rows of a matrix can be an operand when the first of them
+ * begins a panel. INT4, FP4 and INT8 are always in TILES, FP8, F16 and F32 in ROWS, BF16 in either.
  */
+enum ember_layout { EMBER_LAYOUT_ROWS, EMBER_LAYOUT_TILES };
+#define EMBER_PANEL 16                                            /* rows */
+#define EMBER_TILE_LINE 64                                        /* bytes */
+#define EMBER_PANEL_ROWS(n) (((n) + 15) / 16 * 16)                /* rows of a matrix as kept */
+#define EMBER_X8_COLUMNS(k) (((k) + 63) / 64 * 64)                /* one term of an integer x */
+#define EMBER_X_TMP_BYTES(k) ((uint64_t)(((k) + 31) / 32) * 128u) /* a row of LINEAR_X_TMP */
+#define EMBER_INT16_GROUP_MAX 256
+
 enum ember_quant {
     EMBER_QUANT_NONE,
     EMBER_QUANT_INT4,
@@ -150,8 +175,10 @@ enum ember_quant {
  * [opt] may be absent. "x" without a word on layout is [rows, D] float32.
  */
 
-/* embed: out[r] = scale * table[token[r]]. A token >= V is a caller's error, checked before a step.
- * The table is plain or (QUANT) INT8 or INT4, in the form that linear's w has: a tied head's. */
+/*
+ * embed: out[r] = scale * table[token[r]]. A token >= V is a caller's error, checked before a step.
+ * The table may have any form of a linear's weight, since it often is that of the head, but FP8.
+ */
 enum {
     EMBED_TOKENS /* i32 [T], IO */,
     EMBED_TABLE /* [V, D] */,
@@ -159,7 +186,7 @@ enum {
     EMBED_SCALE /* [opt] [V, G] */,
     EMBED_ZERO /* [opt] u8 [V, G] */
 };
-enum { EMBED_I_QUANT /* enum ember_quant */, EMBED_I_GROUP };
+enum { EMBED_I_QUANT, EMBED_I_GROUP, EMBED_I_LAYOUT };
 enum { EMBED_F_SCALE };
 
 /*
@@ -180,17 +207,26 @@ enum { ADD_F_SCALE };
  * linear: out[r, n] = cap(scale * (sum_k x[r, k] * w[n, k] + b[n])), where cap(v) is v when softcap
  * is 0 and softcap * tanh(v / softcap) otherwise. w is [N, K] as checkpoints store it, or (QUANT)
  * codes: u8 [N, 16 ceil(K / 32)] for 4 bits, i8 or f8e4m3 [N, K] for 8, with W_SCALE and W_ZERO.
+ * Integer x: what quantize makes, with K, X_GROUP and X_TERMS as there.
  */
 enum {
-    LINEAR_X /* [rows, K]; i8 with LINEAR_X_SCALE */,
+    LINEAR_X /* f32 [rows, K]; i8 [rows, terms * EMBER_X8_COLUMNS(K)] with LINEAR_X_SCALE */,
     LINEAR_W,
     LINEAR_B /* [opt] [N] */,
     LINEAR_OUT /* [rows, N] */,
     LINEAR_W_SCALE /* [opt] [N, G] */,
     LINEAR_W_ZERO /* [opt] u8 [N, G] */,
-    LINEAR_X_SCALE /* [opt] f32 [rows, 1] */
+    LINEAR_X_SCALE /* [opt] f32 [rows, segments] */,
+    LINEAR_X_TMP /* BF16 in TILES: u8 [rows, EMBER_X_TMP_BYTES(K)], the backend's to write to */
 };
-enum { LINEAR_I_QUANT /* enum ember_quant */, LINEAR_I_GROUP };
+enum {
+    LINEAR_I_QUANT /* enum ember_quant */,
+    LINEAR_I_GROUP,
+    LINEAR_I_LAYOUT /* enum ember_layout */,
+    LINEAR_I_K /* with integer x */,
+    LINEAR_I_X_GROUP,
+    LINEAR_I_X_TERMS
+};
 enum { LINEAR_F_SCALE, LINEAR_F_SOFTCAP };
 
 /*
@@ -304,7 +340,8 @@ enum { ROUTE_F_SCALE };
 /*
  * moe_linear: out[r k + j, n] = sum_i x[row, i] * w[ids[r, j], n, i] + b[ids[r, j], n], where row
  * is r, or r k + j when PER_SLOT is 1. w is [E, N, K], or codes as in linear: u8 [E, N, 16 ceil(K /
- * 32)], i8 or f8e4m3 [E, N, K], with W_SCALE and W_ZERO [E, N, G] and X_SCALE for each row of x.
+ * 32)], i8 or f8e4m3 [E, N, K], with W_SCALE and W_ZERO [E, N, G] and X_SCALE and X_TMP for each
+ * row of x.
  */
 enum {
     MOE_X,
@@ -314,9 +351,19 @@ enum {
     MOE_OUT /* [T k, N] */,
     MOE_W_SCALE /* [opt] */,
     MOE_W_ZERO /* [opt] */,
-    MOE_X_SCALE /* [opt] */
+    MOE_X_SCALE /* [opt] */,
+    MOE_X_TMP /* [opt] */
 };
-enum { MOE_I_TOPK, MOE_I_PER_SLOT, MOE_I_QUANT, MOE_I_GROUP };
+enum {
+    MOE_I_TOPK,
+    MOE_I_PER_SLOT,
+    MOE_I_QUANT,
+    MOE_I_GROUP,
+    MOE_I_LAYOUT,
+    MOE_I_K,
+    MOE_I_X_GROUP,
+    MOE_I_X_TERMS
+};
 
 /*
  * moe_combine: out[r] = sum_j weights[r, j] * y[r k + j], j ascending, + shared[r] * (gate ?
@@ -355,15 +402,18 @@ enum {
 enum { PERMUTE_X /* [rows, K] */, PERMUTE_ORDER /* i32 [K], weights */, PERMUTE_OUT };
 
 /*
- * quantize: symmetric, one scale a row: scale[r] = max_k |x[r, k]| / 127 (in float32), out[r, k] =
- * x[r, k] / scale[r] rounded to nearest, ties to even; a row of zeros has scale 0 and zeros. A row
- * that is not all finite has scale NaN and zeros. REPEAT as in glu.
+ * quantize: symmetric, one scale for GROUP elements of a row (0: for the whole row). One term:
+ * scale = max |x| / 127 (in float32), out[r, k] = x / scale rounded to nearest, ties to even. Two
+ * terms: the same with 32767, and the integer q is kept in two bytes: floor(q / 256) in the first
+ * half of the row, q mod 256 (0..255) in the second. Zeros have scale 0. A group that is not all
+ * finite has scale NaN and zeros. Each half is filled up with zeros to EMBER_X8_COLUMNS(K). REPEAT
+ * as in glu.
  */
 enum {
     QUANTIZE_X /* [rows, K] */,
-    QUANTIZE_OUT /* i8 [rows, K] */,
-    QUANTIZE_SCALE /* [rows, 1] */
+    QUANTIZE_OUT /* i8 [rows, terms * EMBER_X8_COLUMNS(K)] */,
+    QUANTIZE_SCALE /* [rows, ceil(K / GROUP)] */
 };
-enum { QUANTIZE_I_REPEAT };
+enum { QUANTIZE_I_REPEAT, QUANTIZE_I_GROUP, QUANTIZE_I_TERMS };
 
 #endif

@@ -225,7 +225,7 @@ static int cpu_copy_out(struct ember_queue *queue, void *to, struct ember_memory
 static int cpu_lower_op(struct ember_device *device, const struct ember_op *op, ember_emit_fn emit,
                         void *sink, struct ember_backend_error *error)
 {
-    return cpu_lower(op, emit, sink, error);
+    return cpu_lower(device->isa, op, emit, sink, error);
 }
 
 static int cpu_kernel_find(struct ember_device *device, const char *name, struct ember_kernel **ret,

@@ -30,7 +30,9 @@ typedef void (*cpu_kernel_fn)(const uint64_t *args, uint32_t block, uint32_t n_b
 #define CPU_ISAS(X)                                                                                \
     X(CPU_ISA_BASELINE, "baseline", 0)                                                             \
     X(CPU_ISA_AVX2, "avx2", 1)                                                                     \
-    X(CPU_ISA_AVX512, "avx512", 2)
+    X(CPU_ISA_AVX512, "avx512", 2)                                                                 \
+    X(CPU_ISA_VNNI, "avx512-vnni", 3)                                                              \
+    X(CPU_ISA_AMX, "amx", 4)
 
 enum cpu_isa {
 #define X(id, name, number) id = number,
@@ -40,7 +42,11 @@ enum cpu_isa {
 };
 
 const char *cpu_isa_name(enum cpu_isa isa);
-/* Whether this processor and its operating system can run the variant. */
+/*
+ * Whether this processor and its operating system can run the variant. AMX: asks the kernel for the
+ * tile registers, which threads that are started later inherit, and multiplies two tiles to see
+ * that they work, since virtual machines can announce what then fails.
+ */
 bool cpu_isa_supported(enum cpu_isa isa);
 /* The best one supported. */
 enum cpu_isa cpu_isa_best(void);
@@ -52,11 +58,12 @@ const char *cpu_kernel_name(uint32_t index);
 cpu_kernel_fn cpu_kernel_lookup(const char *name, enum cpu_isa isa);
 
 /*
- * Lowers one op, the same for every ISA: emits the launches in order, grid = {n_blocks, 1, 1}.
+ * Lowers one op for a variant: emits the launches in order, grid = {n_blocks, 1, 1}. Variants
+ * differ only in launches that bring x into the form that a matrix unit reads.
  * `spec` is set only for kernels that were measured to gain from it. -ENOTSUP with a text when the
  * op is beyond these kernels.
  */
-int cpu_lower(const struct ember_op *op, ember_emit_fn emit, void *sink,
+int cpu_lower(enum cpu_isa isa, const struct ember_op *op, ember_emit_fn emit, void *sink,
               struct ember_backend_error *error);
 
 /*

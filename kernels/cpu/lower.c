@@ -20,6 +20,7 @@
 
 struct lowering {
     const struct ember_op *op;
+    enum cpu_isa isa;
     struct ember_launch launch;
     struct ember_launch_arg args[KERNEL_MAX_ARGS];
     ember_emit_fn emit;
@@ -187,56 +188,35 @@ static void specialise(struct lowering *l, const char *format, ...)
     va_end(ap);
 }
 
-/* The kernel of a family for a weight's form; int8_x: x is int8 as well. */
-static int begin_weight(struct lowering *l, const char *family, uint32_t operand, int64_t quant,
-                        bool int8_x, uint64_t max_rows)
-{
-    static const char *const names[EMBER_QUANT_COUNT] = {[EMBER_QUANT_INT4] = "int4",
-                                                         [EMBER_QUANT_FP4] = "fp4",
-                                                         [EMBER_QUANT_INT8] = "int8",
-                                                         [EMBER_QUANT_FP8] = "fp8"};
-    char name[32];
-    if (quant == EMBER_QUANT_NONE)
-        return begin_dtype(l, family, operand, max_rows);
-    if (quant < 0 || quant >= EMBER_QUANT_COUNT || (int8_x && quant != EMBER_QUANT_INT8))
-        return unsupported(l, "%s: no kernel for weights quantised as %lld", family,
-                           (long long)quant);
-    snprintf(name, sizeof(name), "%s.%s%s", family, names[quant], int8_x ? "x8" : "");
-    begin(l, name, max_rows);
-    return 0;
-}
-
-/* The words from `at` on of a quantised weight: scales, zeros, group, x's scales. */
-static void set_quant(struct lowering *l, uint32_t at, uint32_t scale, uint32_t zero,
-                      uint32_t x_scale, int64_t group)
-{
-    const struct ember_tensor *s = &l->op->t[scale], *z = &l->op->t[zero];
-    set_rows(l, at, scale);
-    set_int(l, at + 1, s->row_stride / (s->rank > 2 ? s->dim[1] : 1));
-    set_int(l, at + 2, s->dtype);
-    set_rows(l, at + 3, zero);
-    set_int(l, at + 4, z->row_stride / (z->rank > 2 ? z->dim[1] : 1));
-    set_int(l, at + 5, (uint64_t)group);
-    set_rows(l, at + 6, x_scale);
-}
-
 /* ---- one function an op ---- */
 
 static int lower_embed(struct lowering *l)
 {
-    const struct ember_tensor *table = &l->op->t[EMBED_TABLE], *out = &l->op->t[EMBED_OUT];
-    int r = begin_weight(l, "embed", EMBED_TABLE, l->op->i[EMBED_I_QUANT], false, out->dim[0]);
-    if (r)
-        return r;
+    const struct ember_op *op = l->op;
+    const struct ember_tensor *table = &op->t[EMBED_TABLE], *out = &op->t[EMBED_OUT];
+    const struct ember_tensor *scale = &op->t[EMBED_SCALE];
+    if (op->i[EMBED_I_LAYOUT] == EMBER_LAYOUT_TILES && op->i[EMBED_I_QUANT] != EMBER_QUANT_FP8) {
+        begin(l, "embed.tiles", out->dim[0]);
+        set_int(l, EMB_QUANT, (uint64_t)op->i[EMBED_I_QUANT]);
+        set_tensor(l, EMB_SCALES, EMBED_SCALE);
+        set_int(l, EMB_SCALES_DTYPE, scale->dtype);
+        set_tensor(l, EMB_ZEROS, EMBED_ZERO);
+        set_int(l, EMB_GROUPS, scale->dim[1]);
+        set_int(l, EMB_GROUP, (uint64_t)op->i[EMBED_I_GROUP]);
+    } else if (op->i[EMBED_I_QUANT]) {
+        return unsupported(l, "embed: no kernel for a table quantised as %lld",
+                           (long long)op->i[EMBED_I_QUANT]);
+    } else {
+        int r = begin_dtype(l, "embed", EMBED_TABLE, out->dim[0]);
+        if (r)
+            return r;
+    }
     set_tensor(l, EMB_TOKENS, EMBED_TOKENS);
     set_rows(l, EMB_TABLE, EMBED_TABLE);
     set_rows(l, EMB_OUT, EMBED_OUT);
     set_int(l, EMB_D, out->dim[1]);
-    set_float(l, EMB_SCALE, l->op->f[EMBED_F_SCALE]);
+    set_float(l, EMB_SCALE, op->f[EMBED_F_SCALE]);
     set_int(l, EMB_V, table->dim[0]);
-    if (l->op->i[EMBED_I_QUANT])
-        set_quant(l, EMBQ_SCALES, EMBED_SCALE, EMBED_ZERO, EMBER_OP_TENSORS - 1,
-                  l->op->i[EMBED_I_GROUP]);
     blocks(l, out->dim[0], (double)out->dim[0] * out->dim[1]);
     return 0;
 }
@@ -278,13 +258,95 @@ static int lower_add(struct lowering *l)
     return 0;
 }
 
-static int lower_linear(struct lowering *l)
+/* Where the operands of a weight stand in an op, and its attributes. */
+struct weight_slots {
+    uint32_t w, w_scale, w_zero, x_scale, x_tmp, quant, group, layout, x_group, x_terms, k;
+};
+
+/* The bytes from one row to the next, of any matrix of a stack; 16 of them are a panel. */
+static uint64_t row_stride(const struct ember_tensor *t, int64_t layout)
+{
+    if (t->rank < 3)
+        return t->row_stride;
+    return t->row_stride /
+           (layout == EMBER_LAYOUT_TILES ? EMBER_PANEL_ROWS((uint64_t)t->dim[1]) : t->dim[1]);
+}
+
+/*
+ * The kernel of a family for a weight's form, with the words from `at` on that are this form's. The
+ * families' other words are the caller's. *ret_k: columns of x.
+ */
+static int begin_weight(struct lowering *l, const char *family, const struct weight_slots *s,
+                        uint32_t x, uint32_t at, uint64_t max_rows, uint32_t *ret_k)
 {
     const struct ember_op *op = l->op;
+    const struct ember_tensor *w = &op->t[s->w], *scale = &op->t[s->w_scale];
+    int64_t quant = op->i[s->quant], layout = op->i[s->layout];
+    bool tiles = layout == EMBER_LAYOUT_TILES, integer = op->t[s->x_scale].rank;
+    char name[32];
+    *ret_k = integer ? (uint32_t)op->i[s->k] : op->t[x].dim[1];
+    if (quant == EMBER_QUANT_NONE && !tiles)
+        return begin_dtype(l, family, s->w, max_rows);
+    if (quant == EMBER_QUANT_NONE && tiles && w->dtype == EMBER_BF16) {
+        snprintf(name, sizeof(name), "%s.tiles", family);
+        begin(l, name, max_rows);
+        set_rows(l, at, s->x_tmp);
+        return 0;
+    }
+    if (quant == EMBER_QUANT_FP8 && !tiles && !integer) {
+        snprintf(name, sizeof(name), "%s.fp8", family);
+        begin(l, name, max_rows);
+        set_tensor(l, at, s->w_scale);
+        set_int(l, at + 1, row_stride(scale, layout));
+        set_int(l, at + 2, scale->dtype);
+        set_int(l, at + 3, (uint64_t)op->i[s->group]);
+        return 0;
+    }
+    if (!tiles || !integer ||
+        (quant != EMBER_QUANT_INT4 && quant != EMBER_QUANT_FP4 && quant != EMBER_QUANT_INT8))
+        return unsupported(
+            l, "%s: no kernel for weights quantised as %lld in layout %lld with %s x", family,
+            (long long)quant, (long long)layout, integer ? "integer" : "float");
+    snprintf(name, sizeof(name), "%s.int", family);
+    begin(l, name, max_rows);
+    set_int(l, at, (uint64_t)quant);
+    set_tensor(l, at + 1, s->w_scale);
+    set_int(l, at + 2, scale->dtype);
+    set_tensor(l, at + 3, s->w_zero);
+    set_int(l, at + 4, scale->dim[scale->rank - 1]);
+    set_int(l, at + 5, (uint64_t)op->i[s->group]);
+    set_int(l, at + 6, op->i[s->x_group] ? (uint64_t)op->i[s->x_group] : *ret_k);
+    set_int(l, at + 7, (uint64_t)op->i[s->x_terms]);
+    set_rows(l, at + 8, s->x_scale);
+    return 0;
+}
+
+/* What brings x into the form that a matrix unit reads, with the words of the launch behind it. */
+static int emit_x_tiles(struct lowering *l, const char *kernel, bool needed, uint64_t units,
+                        double work)
+{
+    char after[sizeof(l->launch.kernel)];
+    if (!needed || l->isa != CPU_ISA_AMX)
+        return 0;
+    memcpy(after, l->launch.kernel, sizeof(after));
+    snprintf(l->launch.kernel, sizeof(l->launch.kernel), "%s", kernel);
+    blocks(l, units, work);
+    int r = emit_launch(l);
+    memcpy(l->launch.kernel, after, sizeof(after));
+    return r;
+}
+
+static int lower_linear(struct lowering *l)
+{
+    static const struct weight_slots slots = {
+        LINEAR_W,         LINEAR_W_SCALE,   LINEAR_W_ZERO,  LINEAR_X_SCALE,
+        LINEAR_X_TMP,     LINEAR_I_QUANT,   LINEAR_I_GROUP, LINEAR_I_LAYOUT,
+        LINEAR_I_X_GROUP, LINEAR_I_X_TERMS, LINEAR_I_K,
+    };
+    const struct ember_op *op = l->op;
     const struct ember_tensor *w = &op->t[LINEAR_W], *out = &op->t[LINEAR_OUT];
-    uint32_t K = op->t[LINEAR_X].dim[1];
-    int r = begin_weight(l, "linear", LINEAR_W, op->i[LINEAR_I_QUANT], op->t[LINEAR_X_SCALE].rank,
-                         out->dim[0]);
+    uint32_t K;
+    int r = begin_weight(l, "linear", &slots, LINEAR_X, LIN_SOFTCAP + 1, out->dim[0], &K);
     if (!r)
         r = need_float(l, LINEAR_B, "linear bias");
     if (r)
@@ -297,10 +359,12 @@ static int lower_linear(struct lowering *l)
     set_int(l, LIN_K, K);
     set_float(l, LIN_SCALE, op->f[LINEAR_F_SCALE]);
     set_float(l, LIN_SOFTCAP, op->f[LINEAR_F_SOFTCAP]);
-    if (op->i[LINEAR_I_QUANT])
-        set_quant(l, LINQ_SCALES, LINEAR_W_SCALE, LINEAR_W_ZERO, LINEAR_X_SCALE,
-                  op->i[LINEAR_I_GROUP]);
-    blocks(l, (w->dim[0] + 7) / 8, (double)out->dim[0] * w->dim[0] * K);
+    r = emit_x_tiles(l, "x_tiles", op->t[LINEAR_X_TMP].rank, (out->dim[0] + 15) / 16,
+                     4.0 * out->dim[0] * K);
+    if (r)
+        return r;
+    blocks(l, (w->dim[0] + 15) / 16 * ((uint64_t)out->dim[0] + 127) / 128,
+           (double)out->dim[0] * w->dim[0] * K);
     return 0;
 }
 
@@ -498,21 +562,25 @@ static int lower_moe_route(struct lowering *l)
 
 static int lower_moe_linear(struct lowering *l)
 {
+    static const struct weight_slots slots = {
+        MOE_W,       MOE_W_SCALE,  MOE_W_ZERO,    MOE_X_SCALE,   MOE_X_TMP, MOE_I_QUANT,
+        MOE_I_GROUP, MOE_I_LAYOUT, MOE_I_X_GROUP, MOE_I_X_TERMS, MOE_I_K,
+    };
     const struct ember_op *op = l->op;
     const struct ember_tensor *w = &op->t[MOE_W], *b = &op->t[MOE_B], *ids = &op->t[MOE_IDS];
     if (w->dim[0] > ROUTE_MAX_EXPERTS)
         return unsupported(l, "moe_linear: %u experts, these kernels take %d", w->dim[0],
                            ROUTE_MAX_EXPERTS);
-    int r = begin_weight(l, "moe_linear", MOE_W, op->i[MOE_I_QUANT], op->t[MOE_X_SCALE].rank,
-                         ids->dim[0]);
+    uint32_t K;
+    int r = begin_weight(l, "moe_linear", &slots, MOE_X, MOEA_PER_SLOT + 1, ids->dim[0], &K);
     if (!r)
         r = need_float(l, MOE_B, "expert bias");
     if (r)
         return r;
-    uint32_t K = op->t[MOE_X].dim[1];
+    double rows = (double)ids->dim[0] * (double)op->i[MOE_I_TOPK];
     set_rows(l, MOEA_X, MOE_X);
     set_tensor(l, MOEA_W, MOE_W);
-    set_int(l, MOEA_W_STRIDE, w->row_stride / w->dim[1]);
+    set_int(l, MOEA_W_STRIDE, row_stride(w, op->i[MOE_I_LAYOUT]));
     set_int(l, MOEA_W_EXPERT_STRIDE, w->row_stride);
     set_rows(l, MOEA_B, MOE_B);
     set_int(l, MOEA_B_DTYPE, b->dtype);
@@ -523,9 +591,10 @@ static int lower_moe_linear(struct lowering *l)
     set_int(l, MOEA_K, K);
     set_int(l, MOEA_TOPK, (uint64_t)op->i[MOE_I_TOPK]);
     set_int(l, MOEA_PER_SLOT, (uint64_t)op->i[MOE_I_PER_SLOT]);
-    if (op->i[MOE_I_QUANT])
-        set_quant(l, MOEQ_SCALES, MOE_W_SCALE, MOE_W_ZERO, MOE_X_SCALE, op->i[MOE_I_GROUP]);
-    blocks(l, (w->dim[1] + 7) / 8, (double)ids->dim[0] * (double)op->i[MOE_I_TOPK] * w->dim[1] * K);
+    r = emit_x_tiles(l, "moe_x_tiles", op->t[MOE_X_TMP].rank, w->dim[0], 4.0 * rows * K);
+    if (r)
+        return r;
+    blocks(l, (w->dim[1] + 15) / 16 * (uint64_t)op->i[MOE_I_TOPK], rows * w->dim[1] * K);
     return 0;
 }
 
@@ -618,6 +687,9 @@ static int lower_quantize(struct lowering *l)
     set_rows(l, QNT_SCALE, QUANTIZE_SCALE);
     set_int(l, QNT_K, x->dim[1]);
     set_int(l, QNT_REPEAT, (uint64_t)l->op->i[QUANTIZE_I_REPEAT]);
+    set_int(l, QNT_GROUP,
+            l->op->i[QUANTIZE_I_GROUP] ? (uint64_t)l->op->i[QUANTIZE_I_GROUP] : x->dim[1]);
+    set_int(l, QNT_TERMS, (uint64_t)l->op->i[QUANTIZE_I_TERMS]);
     blocks(l, x->dim[0], 4.0 * x->dim[0] * x->dim[1]);
     return 0;
 }
@@ -663,10 +735,10 @@ static int lower_op(struct lowering *l)
     return unsupported(l, "op kind %u is not known", l->op->kind);
 }
 
-int cpu_lower(const struct ember_op *op, ember_emit_fn emit, void *sink,
+int cpu_lower(enum cpu_isa isa, const struct ember_op *op, ember_emit_fn emit, void *sink,
               struct ember_backend_error *error)
 {
-    struct lowering l = {.op = op, .emit = emit, .sink = sink, .error = error};
+    struct lowering l = {.op = op, .isa = isa, .emit = emit, .sink = sink, .error = error};
     int r = lower_op(&l);
     return r ? r : emit_launch(&l);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A small vector layer: VL floats at a time, for the ISA that EMBER_ISA names (0 SSE2, 1 AVX2 + FMA
- * + F16C, 2 AVX-512 F/BW/DQ/VL). On AArch64 there is 0 alone, and it is NEON (simd_neon.h). What is
- * not here is written in plain C by its user.
+ * + F16C, 2 AVX-512 F/BW/DQ/VL, 3 with VNNI and BF16, 4 with AMX). On AArch64 there is 0 alone, and
+ * it is NEON (simd_neon.h). What is not here is written in plain C by its user.
  *
  * Everything is exact in the sense of kernel.h: one order of operations for each element whatever
  * its place in a vector or a tail. Tails are loads of part of a vector (the other lanes 0), so an
@@ -45,7 +45,7 @@
     void KERNEL_SYMBOL(name)(const uint64_t *args, uint32_t block, uint32_t n_blocks)
 #endif
 
-#if EMBER_ISA == 2
+#if EMBER_ISA >= 2 && EMBER_ISA < 16
 
 #define VL 16
 typedef __m512 vf;
@@ -126,6 +126,29 @@ INLINE __m128 v_sum4(vf a, vf b, vf c, vf d)
         _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0), s));
 }
 
+#define v_even_bf16(p) _mm512_castsi512_ps(_mm512_slli_epi32(vi_load(p), 16))
+#define v_odd_bf16(p)                                                                              \
+    _mm512_castsi512_ps(_mm512_and_si512(vi_load(p), _mm512_set1_epi32((int)0xffff0000)))
+#define vi_zero() _mm512_setzero_si512()
+#define vi_load(p) _mm512_loadu_si512((const void *)(p))
+#define vi_set16(x) _mm512_set1_epi16(x)
+#define vi_set_at(p) _mm512_set1_epi32(*(const int32_t *)(p))
+#define vi_and(a, b) _mm512_and_si512(a, b)
+#define vi_add(a, b) _mm512_add_epi32(a, b)
+#define vi_sub16(a, b) _mm512_sub_epi16(a, b)
+#define vi_sll16(a, n) _mm512_slli_epi16(a, n)
+#define vi_srl16(a, n) _mm512_srli_epi16(a, n)
+#define vi_sra16(a, n) _mm512_srai_epi16(a, n)
+#define vi_madd16(a, b) _mm512_madd_epi16(a, b)
+/* FP4 codes in 16-bit lanes as twice their values */
+INLINE vi vi_e2m1(vi code)
+{
+    const vi table = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    vi byte = _mm512_shuffle_epi8(table, code); /* the upper byte becomes entry 0: 0 */
+    return _mm512_srai_epi16(_mm512_slli_epi16(byte, 8), 8);
+}
+
 #elif EMBER_ISA == 1
 
 #define VL 8
@@ -180,6 +203,28 @@ INLINE float v_reduce_max(vf v)
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     x = _mm_max_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+
+#define v_even_bf16(p) _mm256_castsi256_ps(_mm256_slli_epi32(vi_load(p), 16))
+#define v_odd_bf16(p)                                                                              \
+    _mm256_castsi256_ps(_mm256_and_si256(vi_load(p), _mm256_set1_epi32((int)0xffff0000)))
+#define vi_zero() _mm256_setzero_si256()
+#define vi_load(p) _mm256_loadu_si256((const void *)(p))
+#define vi_set16(x) _mm256_set1_epi16(x)
+#define vi_set_at(p) _mm256_set1_epi32(*(const int32_t *)(p))
+#define vi_and(a, b) _mm256_and_si256(a, b)
+#define vi_add(a, b) _mm256_add_epi32(a, b)
+#define vi_sub16(a, b) _mm256_sub_epi16(a, b)
+#define vi_sll16(a, n) _mm256_slli_epi16(a, n)
+#define vi_srl16(a, n) _mm256_srli_epi16(a, n)
+#define vi_sra16(a, n) _mm256_srai_epi16(a, n)
+#define vi_madd16(a, b) _mm256_madd_epi16(a, b)
+INLINE vi vi_e2m1(vi code)
+{
+    const vi table = _mm256_broadcastsi128_si256(
+        _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
+    vi byte = _mm256_shuffle_epi8(table, code);
+    return _mm256_srai_epi16(_mm256_slli_epi16(byte, 8), 8);
 }
 
 #elif EMBER_ISA == 0
@@ -250,6 +295,31 @@ INLINE float v_reduce_max(vf v)
 {
     __m128 x = _mm_max_ps(v, _mm_movehl_ps(v, v));
     return _mm_cvtss_f32(_mm_max_ss(x, _mm_shuffle_ps(x, x, 1)));
+}
+
+#define v_even_bf16(p) _mm_castsi128_ps(_mm_slli_epi32(vi_load(p), 16))
+#define v_odd_bf16(p) _mm_castsi128_ps(_mm_and_si128(vi_load(p), _mm_set1_epi32((int)0xffff0000)))
+#define vi_zero() _mm_setzero_si128()
+#define vi_load(p) _mm_loadu_si128((const void *)(p))
+#define vi_set16(x) _mm_set1_epi16(x)
+#define vi_set_at(p) _mm_set1_epi32(*(const int32_t *)(p))
+#define vi_and(a, b) _mm_and_si128(a, b)
+#define vi_add(a, b) _mm_add_epi32(a, b)
+#define vi_sub16(a, b) _mm_sub_epi16(a, b)
+#define vi_sll16(a, n) _mm_slli_epi16(a, n)
+#define vi_srl16(a, n) _mm_srli_epi16(a, n)
+#define vi_sra16(a, n) _mm_srai_epi16(a, n)
+#define vi_madd16(a, b) _mm_madd_epi16(a, b)
+/* 0, 1, 2, 3, 4, 6, 8, 12: the code's lower bits, and 1, 2 and 5 more for the last three; then the
+ * sign. */
+INLINE vi vi_e2m1(vi code)
+{
+    vi c = _mm_and_si128(code, _mm_set1_epi16(7)), v = c;
+    v = _mm_sub_epi16(v, _mm_cmpgt_epi16(c, _mm_set1_epi16(4)));
+    v = _mm_sub_epi16(v, _mm_cmpgt_epi16(c, _mm_set1_epi16(5)));
+    v = _mm_add_epi16(v, _mm_and_si128(_mm_cmpgt_epi16(c, _mm_set1_epi16(6)), _mm_set1_epi16(3)));
+    vi sign = _mm_cmpgt_epi16(code, _mm_set1_epi16(7));
+    return _mm_sub_epi16(_mm_xor_si128(v, sign), sign);
 }
 
 #else
@@ -336,6 +406,19 @@ INLINE float w_at(const void *w, size_t i, enum ember_dtype dtype)
     if (dtype == EMBER_F32)
         return ((const float *)w)[i];
     return v_first(v_load_w_part(w, i, dtype, 1));
+}
+
+/* Scale i of a quantised weight: a float type, or u8 for 2^(s - 127). */
+INLINE float scale_at(const void *scales, size_t i, enum ember_dtype dtype)
+{
+    if (dtype != EMBER_U8)
+        return w_at(scales, i, dtype);
+    const uint32_t s = ((const uint8_t *)scales)[i];
+    union {
+        uint32_t bits;
+        float value;
+    } u = {s ? s << 23 : 1u << 22}; /* 2^-127 is below the normal numbers */
+    return u.value;
 }
 
 /*

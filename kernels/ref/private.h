@@ -35,12 +35,17 @@ static inline double ref_weight(const struct ref *r, uint32_t operand, uint64_t 
 /* The operands of a dot product with a weight in any of its forms (ember/op.h, ember_quant). */
 struct ref_quant {
     uint32_t x, x_scale, w, w_scale, w_zero;
-    int64_t quant, group;
+    int64_t quant, group, layout;
     uint64_t K;
+    int64_t x_group, x_terms; /* of an integer x */
 };
 
-/* Row x_row of x times row n of w (counted over all matrices of a stack). */
-double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t n);
+/* Row x_row of x times row n of matrix e of w. */
+double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t e,
+               uint64_t n);
+/* One value of w. */
+double ref_weight_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
+                     uint64_t k);
 
 double ref_act(double x, enum ember_act act);
 double ref_sigmoid(double x);

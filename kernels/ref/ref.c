@@ -108,13 +108,7 @@ double ref_act(double x, enum ember_act act)
     }
 }
 
-/* ---- quantised weights ---- */
-
-/* Code k of row n: two a byte, 32 of them in 16 bytes. */
-static int half_byte(const uint8_t *row, uint64_t k)
-{
-    return row[k / 32 * 16 + k % 16] >> (k % 32 >= 16 ? 4 : 0) & 15;
-}
+/* ---- weights ---- */
 
 double ref_e2m1(int code)
 {
@@ -122,55 +116,99 @@ double ref_e2m1(int code)
     return code & 8 ? -values[code & 7] : values[code & 7];
 }
 
-/* Row n of an operand [N, C] or, over all matrices, [E, N, C]. */
-static const void *flat_row(const struct ref *r, uint32_t operand, uint64_t n)
+/*
+ * Byte `at` of row n of matrix e of an operand [N, C] or [E, N, C]. unit: bytes that stay together
+ * in a panel (ember/op.h, layout TILES).
+ */
+static const uint8_t *byte_at(const struct ref *r, uint32_t operand, int64_t layout, uint64_t e,
+                              uint64_t n, uint64_t at, uint32_t unit)
 {
     const struct ember_tensor *t = &r->op->t[operand];
-    uint64_t rows = t->rank == 3 ? t->dim[1] : 1;
-    return (char *)ref_base(r, operand) + n * (t->row_stride / rows);
+    const uint8_t *base = ref_base(r, operand);
+    uint64_t rows = layout == EMBER_LAYOUT_TILES ? EMBER_PANEL_ROWS(t->dim[1]) : t->dim[1];
+    uint64_t row = t->rank == 3 ? t->row_stride / rows : t->row_stride;
+    base += t->rank == 3 ? e * t->row_stride : 0;
+    if (layout == EMBER_LAYOUT_ROWS)
+        return base + n * row + at;
+    return base + n / EMBER_PANEL * EMBER_PANEL * row + at / unit * unit * EMBER_PANEL +
+           n % EMBER_PANEL * unit + at % unit;
 }
 
-static double code_at(const struct ref *r, const struct ref_quant *q, uint64_t n, uint64_t k)
+/* The code as a number; of FP4 twice its value. */
+static double code_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
+                      uint64_t k)
 {
-    const void *row = flat_row(r, q->w, n);
+    enum ember_dtype dtype = r->op->t[q->w].dtype;
+    bool four = q->quant == EMBER_QUANT_INT4 || q->quant == EMBER_QUANT_FP4;
+    uint64_t size = dtype == EMBER_F32 ? 4 : dtype == EMBER_F16 || dtype == EMBER_BF16 ? 2 : 1;
+    const uint8_t *p = byte_at(r, q->w, q->layout, e, n, four ? k / 32 * 16 + k % 16 : k * size, 4);
+    int half = *p >> (k % 32 >= 16 ? 4 : 0) & 15;
     if (q->quant == EMBER_QUANT_INT4)
-        return half_byte(row, k);
-    if (q->quant == EMBER_QUANT_FP4)
-        return ref_e2m1(half_byte(row, k));
-    return ref_load(row, k, r->op->t[q->w].dtype);
+        return half;
+    return four ? 2 * ref_e2m1(half) : ref_load(p, 0, dtype);
 }
 
-static double scale_at(const struct ref *r, const struct ref_quant *q, uint64_t n, uint64_t g)
+static double scale_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
+                       uint64_t g)
 {
-    const void *row = flat_row(r, q->w_scale, n);
-    if (r->op->t[q->w_scale].dtype == EMBER_U8)
-        return ldexp(1, ((const uint8_t *)row)[g] - 127);
-    return ref_load(row, g, r->op->t[q->w_scale].dtype);
+    enum ember_dtype dtype = r->op->t[q->w_scale].dtype;
+    uint32_t size = dtype == EMBER_F32 ? 4 : dtype == EMBER_U8 ? 1 : 2;
+    const uint8_t *p = byte_at(r, q->w_scale, q->layout, e, n, g * size, size);
+    double half = q->quant == EMBER_QUANT_FP4 ? 0.5 : 1;
+    return half * (dtype == EMBER_U8 ? ldexp(1, *p - 127) : ref_load(p, 0, dtype));
 }
 
-static double weight_at(const struct ref *r, const struct ref_quant *q, uint64_t n, uint64_t k)
+static double zero_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
+                      uint64_t g)
 {
-    double zero = q->quant == EMBER_QUANT_INT4 ? 8 : 0;
+    if (r->op->t[q->w_zero].rank)
+        return *byte_at(r, q->w_zero, q->layout, e, n, g, 1);
+    return q->quant == EMBER_QUANT_INT4 ? 8 : 0;
+}
+
+double ref_weight_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
+                     uint64_t k)
+{
     uint64_t g = q->quant ? k / (uint64_t)q->group : 0;
     if (!q->quant)
-        return code_at(r, q, n, k);
-    if (r->op->t[q->w_zero].rank)
-        zero = ((const uint8_t *)flat_row(r, q->w_zero, n))[g];
-    return scale_at(r, q, n, g) * (code_at(r, q, n, k) - zero);
+        return code_at(r, q, e, n, k);
+    return scale_at(r, q, e, n, g) * (code_at(r, q, e, n, k) - zero_at(r, q, e, n, g));
 }
 
-double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t n)
+/* Integer k of row x of K of them. */
+static double integer_at(const int8_t *x, const struct ref_quant *q, uint64_t k)
+{
+    if (q->x_terms == 1)
+        return x[k];
+    return 256 * x[k] + (uint8_t)x[EMBER_X8_COLUMNS(q->K) + k];
+}
+
+static float integer_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t e,
+                         uint64_t n)
+{
+    const int8_t *x = ref_row(r, q->x, x_row);
+    const float *xs = ref_row(r, q->x_scale, x_row);
+    uint64_t segment = q->x_group ? (uint64_t)q->x_group : q->K;
+    float acc = 0;
+    for (uint64_t s = 0; s * segment < q->K; s++) {
+        uint64_t g = s * segment / (uint64_t)q->group;
+        double sum = 0, zero = zero_at(r, q, e, n, g);
+        for (uint64_t k = s * segment; k < q->K && k < (s + 1) * segment; k++)
+            sum += integer_at(x, q, k) * (code_at(r, q, e, n, k) - zero);
+        acc += (float)sum * (xs[s] * (float)scale_at(r, q, e, n, g));
+    }
+    return acc;
+}
+
+double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t e,
+               uint64_t n)
 {
     const float *x = ref_row(r, q->x, x_row);
-    const int8_t *xi = ref_row(r, q->x, x_row);
     double sum = 0;
-    if (r->op->t[q->x_scale].rank) {
-        for (uint64_t k = 0; k < q->K; k++)
-            sum += xi[k] * code_at(r, q, n, k);
-        return sum * *(const float *)ref_row(r, q->x_scale, x_row) * scale_at(r, q, n, 0);
-    }
+    if (r->op->t[q->x_scale].rank)
+        return integer_dot(r, q, x_row, e, n);
     for (uint64_t k = 0; k < q->K; k++)
-        sum += x[k] * weight_at(r, q, n, k);
+        sum += x[k] * ref_weight_at(r, q, e, n, k);
     return sum;
 }
 
@@ -179,16 +217,18 @@ double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, u
 /* tokens i32 [T], table [V, D] -> out [T, D] */
 static void embed(const struct ref *r)
 {
-    const int32_t *tokens = ref_base(r, EMBED_TOKENS);
     const struct ref_quant q = {.w = EMBED_TABLE,
                                 .w_scale = EMBED_SCALE,
                                 .w_zero = EMBED_ZERO,
                                 .quant = r->op->i[EMBED_I_QUANT],
-                                .group = r->op->i[EMBED_I_GROUP]};
+                                .group = r->op->i[EMBED_I_GROUP],
+                                .layout = r->op->i[EMBED_I_LAYOUT]};
+    const int32_t *tokens = ref_base(r, EMBED_TOKENS);
     for (uint32_t row = 0; row < r->rows; row++) {
         float *out = ref_row(r, EMBED_OUT, row);
         for (uint32_t d = 0; d < r->op->t[EMBED_OUT].dim[1]; d++)
-            out[d] = (float)(r->op->f[EMBED_F_SCALE] * weight_at(r, &q, (uint32_t)tokens[row], d));
+            out[d] = (float)(r->op->f[EMBED_F_SCALE] *
+                             ref_weight_at(r, &q, 0, (uint32_t)tokens[row], d));
     }
 }
 
@@ -238,18 +278,24 @@ static void add(const struct ref *r)
 /* x [rows, K], w [N, K], b [N] -> out [rows, N] */
 static void linear(const struct ref *r)
 {
-    const struct ref_quant q = {LINEAR_X,
-                                LINEAR_X_SCALE,
-                                LINEAR_W,
-                                LINEAR_W_SCALE,
-                                LINEAR_W_ZERO,
-                                r->op->i[LINEAR_I_QUANT],
-                                r->op->i[LINEAR_I_GROUP],
-                                r->op->t[LINEAR_X].dim[1]};
+    const int64_t *i = r->op->i;
+    const struct ref_quant q = {
+        LINEAR_X,
+        LINEAR_X_SCALE,
+        LINEAR_W,
+        LINEAR_W_SCALE,
+        LINEAR_W_ZERO,
+        i[LINEAR_I_QUANT],
+        i[LINEAR_I_GROUP],
+        i[LINEAR_I_LAYOUT],
+        r->op->t[LINEAR_X_SCALE].rank ? (uint64_t)i[LINEAR_I_K] : r->op->t[LINEAR_X].dim[1],
+        i[LINEAR_I_X_GROUP],
+        i[LINEAR_I_X_TERMS],
+    };
     for (uint32_t row = 0; row < r->rows; row++) {
         float *out = ref_row(r, LINEAR_OUT, row);
         for (uint32_t n = 0; n < r->op->t[LINEAR_W].dim[0]; n++) {
-            double sum = ref_dot(r, &q, row, n);
+            double sum = ref_dot(r, &q, row, 0, n);
             sum += ref_weight(r, LINEAR_B, 0, n, 0);
             out[n] = (float)ref_cap(r->op->f[LINEAR_F_SCALE] * sum, r->op->f[LINEAR_F_SOFTCAP]);
         }
@@ -316,24 +362,40 @@ static void permute(const struct ref *r)
                 ((const float *)ref_row(r, PERMUTE_X, row))[(uint32_t)order[k] < K ? order[k] : 0];
 }
 
-/* x [rows, K] -> out i8 [rows, K], scale [rows, 1] */
+/* n elements of a group -> their integers, in one byte or two that are `half` apart; the scale. */
+static float quantize_group(const float *x, uint64_t n, int64_t terms, uint64_t half, int8_t *out)
+{
+    float most = 0, top = terms == 2 ? 32767 : 127, scale;
+    bool finite = true;
+    for (uint64_t k = 0; k < n; k++) {
+        most = fmaxf(most, fabsf(x[k]));
+        finite = finite && isfinite(x[k]);
+    }
+    scale = finite ? most / top : NAN;
+    for (uint64_t k = 0; k < n; k++) {
+        int q = scale > 0 ? (int)fmaxf(fminf(nearbyintf(x[k] / scale), top), -top) : 0;
+        out[k] = (int8_t)(terms == 2 ? q >> 8 : q);
+        if (terms == 2)
+            out[half + k] = (int8_t)(q & 255);
+    }
+    return scale;
+}
+
+/* x [rows, K] -> out i8 [rows, terms * columns], scale [rows, groups] */
 static void quantize(const struct ref *r)
 {
+    uint64_t K = r->op->t[QUANTIZE_X].dim[1], half = EMBER_X8_COLUMNS(K);
+    uint64_t group = r->op->i[QUANTIZE_I_GROUP] ? (uint64_t)r->op->i[QUANTIZE_I_GROUP] : K;
     uint32_t rows =
         r->rows * (r->op->i[QUANTIZE_I_REPEAT] ? (uint32_t)r->op->i[QUANTIZE_I_REPEAT] : 1);
     for (uint32_t row = 0; row < rows; row++) {
         const float *x = ref_row(r, QUANTIZE_X, row);
         int8_t *out = ref_row(r, QUANTIZE_OUT, row);
-        float *scale = ref_row(r, QUANTIZE_SCALE, row), most = 0;
-        bool finite = true;
-        for (uint32_t k = 0; k < r->op->t[QUANTIZE_X].dim[1]; k++) {
-            most = fmaxf(most, fabsf(x[k]));
-            finite = finite && isfinite(x[k]);
-        }
-        scale[0] = finite ? most / 127 : NAN;
-        for (uint32_t k = 0; k < r->op->t[QUANTIZE_X].dim[1]; k++)
-            out[k] =
-                scale[0] > 0 ? (int8_t)fmaxf(fminf(nearbyintf(x[k] / scale[0]), 127), -127) : 0;
+        float *scale = ref_row(r, QUANTIZE_SCALE, row);
+        memset(out, 0, r->op->t[QUANTIZE_OUT].dim[1]);
+        for (uint64_t k = 0; k < K; k += group)
+            scale[k / group] = quantize_group(x + k, K - k < group ? K - k : group,
+                                              r->op->i[QUANTIZE_I_TERMS], half, out + k);
     }
 }
 

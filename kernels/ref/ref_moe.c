@@ -105,21 +105,27 @@ void ref_moe_linear(const struct ref *r)
 {
     uint32_t topk = (uint32_t)r->op->i[MOE_I_TOPK];
     uint64_t N = r->op->t[MOE_W].dim[1];
-    const struct ref_quant q = {MOE_X,
-                                MOE_X_SCALE,
-                                MOE_W,
-                                MOE_W_SCALE,
-                                MOE_W_ZERO,
-                                r->op->i[MOE_I_QUANT],
-                                r->op->i[MOE_I_GROUP],
-                                r->op->t[MOE_X].dim[1]};
+    const int64_t *i = r->op->i;
+    const struct ref_quant q = {
+        MOE_X,
+        MOE_X_SCALE,
+        MOE_W,
+        MOE_W_SCALE,
+        MOE_W_ZERO,
+        i[MOE_I_QUANT],
+        i[MOE_I_GROUP],
+        i[MOE_I_LAYOUT],
+        r->op->t[MOE_X_SCALE].rank ? (uint64_t)i[MOE_I_K] : r->op->t[MOE_X].dim[1],
+        i[MOE_I_X_GROUP],
+        i[MOE_I_X_TERMS],
+    };
     for (uint32_t slot = 0; slot < r->rows * topk; slot++) {
         int32_t e = ((const int32_t *)ref_row(r, MOE_IDS, slot / topk))[slot % topk];
         uint32_t x_row = r->op->i[MOE_I_PER_SLOT] ? slot : slot / topk;
         float *out = ref_row(r, MOE_OUT, slot);
         for (uint64_t n = 0; n < N; n++)
             out[n] = (float)(ref_weight(r, MOE_B, (uint64_t)e, n, 0) +
-                             ref_dot(r, &q, x_row, (uint64_t)e * N + n));
+                             ref_dot(r, &q, x_row, (uint64_t)e, n));
     }
 }
 

@@ -397,7 +397,7 @@ static int fence_copy_out(struct ember_queue *queue, void *to, struct ember_memo
 static int fence_lower(struct ember_device *device, const struct ember_op *op, ember_emit_fn emit,
                        void *sink, struct ember_backend_error *error)
 {
-    return cpu_lower(op, emit, sink, error);
+    return cpu_lower(device->isa, op, emit, sink, error);
 }
 
 static int fence_kernel_find(struct ember_device *device, const char *name,

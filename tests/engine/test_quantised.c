@@ -78,7 +78,7 @@ static void same_bytes_for_any_number_of_threads(void **state)
         }
 }
 
-/* Another order: scales and zero points before codes, in pieces that end within rows. */
+/* Another order: scales and zero points before codes, a panel at a time. */
 static void same_bytes_in_any_order(void **state)
 {
     _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
@@ -97,18 +97,12 @@ static void same_bytes_in_any_order(void **state)
     const uint8_t *want = mmap(NULL, layout->bytes, PROT_READ, MAP_SHARED, loaded.weights, 0);
     assert_true(want != MAP_FAILED);
     _cleanup_free_ uint8_t *got = mem_alloc(layout->bytes, 1);
-    for (uint32_t i = 0; i < layout->n_weights; i++) {
-        const struct weight *w = &layout->weights[i];
-        for (uint32_t s = w->n_sources; s-- > 0;) {
-            const struct weight_source *source = &layout->sources[w->first_source + s];
-            uint64_t piece = w->made ? 1001 : 1024;
-            for (uint64_t at = 0; at < source->bytes; at += piece)
-                assert_int_equal(weight_source_read(checkpoint, w, source, at,
-                                                    got + w->offset + source->offset + at,
-                                                    MIN(piece, source->bytes - at), &err),
-                                 0);
-        }
-    }
+    _cleanup_free_ struct weight_run *runs = NULL;
+    size_t n_runs;
+    assert_int_equal(weights_layout_runs(layout, 1001, &runs, &n_runs, &err), 0);
+    while (n_runs-- > 0)
+        assert_int_equal(
+            weight_run_read(checkpoint, layout, &runs[n_runs], got + runs[n_runs].to, &err), 0);
     assert_memory_equal(got, want, layout->bytes);
     munmap((void *)want, layout->bytes);
     loaded_close(&loaded);

@@ -116,6 +116,24 @@ struct ember_tensor *kcase_tensor(struct kcase *c, uint32_t slot, enum ember_are
     return t;
 }
 
+struct ember_tensor *kcase_packed(struct kcase *c, uint32_t slot, enum ember_dtype dtype,
+                                  float scale, uint32_t rank, uint32_t d0, uint32_t d1, uint32_t d2,
+                                  uint32_t kept)
+{
+    struct ember_tensor *t = &c->op.t[slot];
+    uint64_t bytes = dtype_bytes[dtype], cols = rank == 3 ? d2 : d1;
+    uint64_t rows = rank == 3 ? (uint64_t)d0 * kept : kept;
+    *t = (struct ember_tensor){.arena = EMBER_ARENA_WEIGHTS,
+                               .dtype = (uint8_t)dtype,
+                               .rank = (uint8_t)rank,
+                               .dim = {d0, d1, rank == 3 ? d2 : 0},
+                               .row_stride = cols * bytes * (rank == 3 ? kept : 1)};
+    t->offset = arena_grow(&c->in, EMBER_ARENA_WEIGHTS, rows * cols * bytes);
+    for (uint64_t i = 0; i < rows * cols; i++)
+        store(c->in.data[EMBER_ARENA_WEIGHTS] + t->offset + i * bytes, dtype, rnd_float() * scale);
+    return t;
+}
+
 void *kcase_row(struct kcase *c, uint32_t slot, uint32_t row)
 {
     struct ember_tensor *t = &c->op.t[slot];
@@ -182,7 +200,7 @@ void kcase_run(const struct kcase *c, const struct ember_op *op, enum cpu_isa is
     struct ember_backend_error error = {""};
     *ret = arenas_copy(&c->in);
     struct run_sink sink = {ret, isa, fn, n_blocks};
-    int r = cpu_lower(op, run_launch, &sink, &error);
+    int r = cpu_lower(isa, op, run_launch, &sink, &error);
     if (r)
         fail_msg("lowering: %d %s", r, error.text);
 }
@@ -202,7 +220,7 @@ void kcase_launch(const struct ember_op *op, char kernel[32], char spec[96])
 {
     struct ember_backend_error error = {""};
     struct launch_names names = {kernel, spec};
-    assert_int_equal(cpu_lower(op, note_names, &names, &error), 0);
+    assert_int_equal(cpu_lower(CPU_ISA_BASELINE, op, note_names, &names, &error), 0);
 }
 
 /* ---- comparing ---- */
@@ -332,6 +350,22 @@ static void check_rows(struct kcase *c, enum cpu_isa isa, const char *what)
     arenas_free(&batch);
 }
 
+/* The outputs of every variant, byte by byte. */
+static void check_same(const struct kcase *c, enum cpu_isa isa, const char *what)
+{
+    struct arenas want, got;
+    kcase_run(c, &c->op, CPU_ISA_BASELINE, NULL, 0, &want);
+    kcase_run(c, &c->op, isa, NULL, 0, &got);
+    for (uint32_t i = 0; i < c->n_out; i++) {
+        const struct ember_tensor *t = &c->op.t[c->out[i]];
+        for (uint32_t r = 0; r < t->dim[0]; r++)
+            if (memcmp(row_at(&want, t, r), row_at(&got, t, r), row_bytes(t)))
+                fail_msg("%s (%s): row %u differs from the baseline's", what, cpu_isa_name(isa), r);
+    }
+    arenas_free(&want);
+    arenas_free(&got);
+}
+
 void kcase_check(struct kcase *c, const char *what)
 {
     for (enum cpu_isa isa = 0; isa < CPU_ISA_COUNT; isa++) {
@@ -340,5 +374,7 @@ void kcase_check(struct kcase *c, const char *what)
         check_reference(c, isa, what);
         check_blocks(c, isa, what);
         check_rows(c, isa, what);
+        if (c->same)
+            check_same(c, isa, what);
     }
 }

@@ -30,6 +30,7 @@ struct kcase {
     uint32_t
         rows[EMBER_OP_TENSORS]; /* rows of the operand a row of the op stands for; 0: not rowed */
     float tolerance;            /* of the largest magnitude in the output */
+    bool same;                  /* all variants give the same bits */
 };
 
 /* A pseudo-random number below n; a float in -1..1; the seed is fixed for each test program. */
@@ -43,6 +44,10 @@ void kcase_free(struct kcase *c);
 struct ember_tensor *kcase_tensor(struct kcase *c, uint32_t slot, enum ember_arena arena,
                                   enum ember_dtype dtype, float scale, uint32_t rank, uint32_t d0,
                                   uint32_t d1, uint32_t d2);
+/* A weight without gaps: rows of a matrix are filled up to `kept` of them. */
+struct ember_tensor *kcase_packed(struct kcase *c, uint32_t slot, enum ember_dtype dtype,
+                                  float scale, uint32_t rank, uint32_t d0, uint32_t d1, uint32_t d2,
+                                  uint32_t kept);
 /* Where row `row` of an operand is in the case's own arenas. */
 void *kcase_row(struct kcase *c, uint32_t slot, uint32_t row);
 /* Names an output; `rows` as for kcase.rows. */

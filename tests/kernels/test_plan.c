@@ -176,42 +176,68 @@ static void make_moe(struct ember_tensor h, struct ember_tensor out)
     o->i[COMBINE_I_TOPK] = K;
 }
 
-/* A weight operand [rows, cols] of any dtype. */
+/* A weight operand [rows, cols] of any dtype, in panels when its last one is filled up. */
 static struct ember_tensor codes(enum ember_dtype dtype, uint32_t rows, uint32_t cols)
 {
-    struct ember_tensor t = w(2, rows, (cols * dtype_size(dtype) + 1) / 2, 0);
+    struct ember_tensor t = w(2, EMBER_PANEL_ROWS(rows), (cols * dtype_size(dtype) + 1) / 2, 0);
     t.dtype = dtype;
+    t.dim[0] = rows;
     t.dim[1] = cols;
     t.row_stride = (uint64_t)cols * dtype_size(dtype);
     return t;
 }
 
-/* h through a permutation and a 4-bit weight, then as int8 through an 8-bit one. */
+static struct ember_tensor bytes_of(enum ember_dtype dtype, uint32_t rows, uint32_t cols)
+{
+    struct ember_tensor t;
+    assert_int_equal(plan_scratch(plan, dtype, rows, cols, &t, NULL), 0);
+    return t;
+}
+
+/* x as integers of `terms` bytes, in groups of `group`, against a weight in tiles. */
+static void integer_linear(struct ember_tensor x, enum ember_quant quant, uint32_t group,
+                           uint32_t x_group, uint32_t terms, struct ember_tensor out)
+{
+    bool four = quant == EMBER_QUANT_INT4;
+    struct ember_op *o = op(EMBER_OP_QUANTIZE);
+    o->t[QUANTIZE_X] = x;
+    o->t[QUANTIZE_OUT] = bytes_of(EMBER_I8, T, terms * EMBER_X8_COLUMNS(D));
+    o->t[QUANTIZE_SCALE] = s(T, x_group ? (D + x_group - 1) / x_group : 1);
+    o->i[QUANTIZE_I_GROUP] = x_group;
+    o->i[QUANTIZE_I_TERMS] = terms;
+    struct ember_tensor x8 = o->t[QUANTIZE_OUT], scale = o->t[QUANTIZE_SCALE];
+    o = linear(x8, codes(four ? EMBER_U8 : EMBER_I8, D, 64), out);
+    o->t[LINEAR_W_SCALE] = codes(EMBER_F16, D, (D + group - 1) / group);
+    if (four)
+        o->t[LINEAR_W_ZERO] = codes(EMBER_U8, D, (D + group - 1) / group);
+    o->t[LINEAR_X_SCALE] = scale;
+    o->i[LINEAR_I_QUANT] = quant;
+    o->i[LINEAR_I_GROUP] = group;
+    o->i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
+    o->i[LINEAR_I_K] = D;
+    o->i[LINEAR_I_X_GROUP] = x_group;
+    o->i[LINEAR_I_X_TERMS] = terms;
+}
+
+/* h through a permutation and weights in every kind of form. */
 static void make_quantised(struct ember_tensor h)
 {
-    struct ember_tensor sorted = s(T, D), out = s(T, D), scale = s(T, 1), x8,
-                        order = w(1, 2 * D, 0, 0);
+    struct ember_tensor sorted = s(T, D), out = s(T, D), order = w(1, 2 * D, 0, 0);
     struct ember_op *o = op(EMBER_OP_PERMUTE);
-    assert_int_equal(plan_scratch(plan, EMBER_I8, T, D, &x8, NULL), 0);
     order.dtype = EMBER_I32;
     order.dim[0] = D;
     o->t[PERMUTE_X] = h;
     o->t[PERMUTE_ORDER] = order;
     o->t[PERMUTE_OUT] = sorted;
-    o = linear(sorted, codes(EMBER_U8, D, (D + 31) / 32 * 16), out);
-    o->t[LINEAR_W_SCALE] = codes(EMBER_F16, D, (D + 31) / 32);
-    o->t[LINEAR_W_ZERO] = codes(EMBER_U8, D, (D + 31) / 32);
-    o->i[LINEAR_I_QUANT] = EMBER_QUANT_INT4;
-    o->i[LINEAR_I_GROUP] = 32;
-    o = op(EMBER_OP_QUANTIZE);
-    o->t[QUANTIZE_X] = h;
-    o->t[QUANTIZE_OUT] = x8;
-    o->t[QUANTIZE_SCALE] = scale;
-    o = linear(x8, codes(EMBER_I8, D, D), out);
-    o->t[LINEAR_W_SCALE] = codes(EMBER_BF16, D, 1);
-    o->t[LINEAR_X_SCALE] = scale;
-    o->i[LINEAR_I_QUANT] = EMBER_QUANT_INT8;
+    integer_linear(sorted, EMBER_QUANT_INT4, 32, 32, 2, out);
+    integer_linear(h, EMBER_QUANT_INT8, 1 << 20, 0, 1, out);
+    o = linear(h, codes(EMBER_F8, D, D), out);
+    o->t[LINEAR_W_SCALE] = codes(EMBER_F32, D, 1);
+    o->i[LINEAR_I_QUANT] = EMBER_QUANT_FP8;
     o->i[LINEAR_I_GROUP] = 1 << 20;
+    o = linear(h, codes(EMBER_BF16, D, (D + 31) / 32 * 32), out);
+    o->t[LINEAR_X_TMP] = bytes_of(EMBER_U8, T, (uint32_t)EMBER_X_TMP_BYTES(D));
+    o->i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
 }
 
 static void make_head(struct ember_tensor x)

@@ -17,20 +17,29 @@ struct form {
     enum ember_quant quant;
     enum ember_dtype codes, scale;
     uint32_t group; /* 0: one a row */
-    bool zero, int8_x;
+    bool zero;
+    uint32_t terms, x_group; /* of integer x; terms 0: floats */
 };
 static const struct form forms[] = {
-    {"int4 g32 f16 zero", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, true, false},
-    {"int4 g128 bf16", EMBER_QUANT_INT4, EMBER_U8, EMBER_BF16, 128, false, false},
-    {"int4 row f32 zero", EMBER_QUANT_INT4, EMBER_U8, EMBER_F32, 0, true, false},
-    {"fp4 g32 e8m0", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, false, false},
-    {"int8 row bf16", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, false, false},
-    {"int8 g64 f32", EMBER_QUANT_INT8, EMBER_I8, EMBER_F32, 64, false, false},
-    {"fp8 g128 f32", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, false, false},
-    {"fp8 g32 e8m0", EMBER_QUANT_FP8, EMBER_F8, EMBER_U8, 32, false, false},
-    {"int8x8 row bf16", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, false, true},
-    {"int8x8 row f32", EMBER_QUANT_INT8, EMBER_I8, EMBER_F32, 0, false, true},
+    {"int4 g32 f16 zero", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, true, 2, 32},
+    {"int4 g128 bf16", EMBER_QUANT_INT4, EMBER_U8, EMBER_BF16, 128, false, 2, 128},
+    {"int4 row f32 zero", EMBER_QUANT_INT4, EMBER_U8, EMBER_F32, 0, true, 2, 128},
+    {"int4 g64 f16, 8 bits of x", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 64, true, 1, 32},
+    {"int4 g32 f16, 8 bits of x", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, false, 1, 32},
+    {"fp4 g32 e8m0", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, false, 2, 32},
+    {"fp4 g64 f16", EMBER_QUANT_FP4, EMBER_U8, EMBER_F16, 64, false, 1, 64},
+    {"int8 row bf16", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, false, 2, 128},
+    {"int8 g96 f16", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 96, false, 2, 96},
+    {"int8 g128 f16, 8 bits of x", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 128, false, 1, 128},
+    {"int8 row f32, 8 bits of x", EMBER_QUANT_INT8, EMBER_I8, EMBER_F32, 0, false, 1, 0},
+    {"fp8 g128 f32", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, false, 0, 0},
+    {"fp8 g32 e8m0", EMBER_QUANT_FP8, EMBER_F8, EMBER_U8, 32, false, 0, 0},
 };
+
+static uint32_t group_of(const struct form *f, uint32_t K)
+{
+    return f->group ? f->group : (K + 31) / 32 * 32;
+}
 
 static uint64_t operand_bytes(const struct ember_tensor *t)
 {
@@ -55,32 +64,68 @@ static void fill_codes(struct kcase *c, uint32_t slot, enum ember_quant quant)
             p[i] ^= 1;
 }
 
-/* Operands of a weight of n rows (E matrices of n rows each when E is not 0) and K columns. */
+/* Bytes of an operand without gaps, all of its matrices and panels. */
+static void fill_packed(struct kcase *c, uint32_t slot, uint32_t kept, uint32_t low, uint32_t n)
+{
+    const struct ember_tensor *t = &c->op.t[slot];
+    uint8_t *p = kcase_row(c, slot, 0);
+    uint64_t bytes = t->row_stride * (t->rank == 3 ? t->dim[0] : kept);
+    for (uint64_t i = 0; i < bytes; i++)
+        p[i] = (uint8_t)(low + rnd(n));
+}
+
+/* A weight of n rows (E matrices of n rows each when E is not 0) and K columns, in tiles. Beyond K
+ * and n are zeros in a resident tensor, and noise here: it must not matter what rows are filled up
+ * with. */
+static void tile_operands(struct kcase *c, const struct form *f, uint32_t w, uint32_t scale,
+                          uint32_t zero, uint32_t E, uint32_t n, uint32_t K)
+{
+    uint32_t group = group_of(f, K), G = (K + group - 1) / group, kept = EMBER_PANEL_ROWS(n);
+    bool four = f->quant == EMBER_QUANT_INT4 || f->quant == EMBER_QUANT_FP4;
+    uint32_t cols = ((four ? (K + 31) / 32 * 16 : K) + 63) / 64 * 64;
+    uint32_t rank = E ? 3 : 2, d0 = E ? E : n;
+    kcase_packed(c, w, f->codes, 1, rank, d0, E ? n : cols, cols, kept);
+    fill_packed(c, w, kept, 0, 256);
+    kcase_packed(c, scale, f->scale, 0.01f, rank, d0, E ? n : G, G, kept);
+    if (f->scale == EMBER_U8)
+        fill_packed(c, scale, kept, 120, 5);
+    if (!f->zero)
+        return;
+    kcase_packed(c, zero, EMBER_U8, 1, rank, d0, E ? n : G, G, kept);
+    fill_packed(c, zero, kept, 0, 17);
+}
+
 static void quant_operands(struct kcase *c, const struct form *f, uint32_t w, uint32_t scale,
                            uint32_t zero, uint32_t E, uint32_t n, uint32_t K)
 {
-    uint32_t group = f->group ? f->group : (K + 31) / 32 * 32, G = (K + group - 1) / group;
-    bool four = f->quant == EMBER_QUANT_INT4 || f->quant == EMBER_QUANT_FP4;
-    uint32_t cols = four ? (K + 31) / 32 * 16 : K, rank = E ? 3 : 2, d0 = E ? E : n;
-    kcase_tensor(c, w, EMBER_ARENA_WEIGHTS, f->codes, 1, rank, d0, E ? n : cols, cols);
+    uint32_t group = group_of(f, K), G = (K + group - 1) / group, rank = E ? 3 : 2, d0 = E ? E : n;
+    if (f->terms) {
+        tile_operands(c, f, w, scale, zero, E, n, K);
+        return;
+    }
+    kcase_tensor(c, w, EMBER_ARENA_WEIGHTS, f->codes, 1, rank, d0, E ? n : K, K);
     fill_codes(c, w, f->quant);
     kcase_tensor(c, scale, EMBER_ARENA_WEIGHTS, f->scale, 0.01f, rank, d0, E ? n : G, G);
     if (f->scale == EMBER_U8)
         fill_bytes(c, scale, 120, 5);
-    if (!f->zero)
-        return;
-    kcase_tensor(c, zero, EMBER_ARENA_WEIGHTS, EMBER_U8, 1, rank, d0, E ? n : G, G);
-    fill_bytes(c, zero, 0, 17);
 }
 
 static void x_operands(struct kcase *c, const struct form *f, uint32_t x, uint32_t x_scale,
                        uint32_t rows, uint32_t K)
 {
-    kcase_tensor(c, x, EMBER_ARENA_SCRATCH, f->int8_x ? EMBER_I8 : EMBER_F32, 1, 2, rows, K, 0);
-    if (!f->int8_x)
+    uint32_t half = EMBER_X8_COLUMNS(K),
+             segments = f->x_group ? (K + f->x_group - 1) / f->x_group : 1;
+    if (!f->terms) {
+        kcase_tensor(c, x, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, K, 0);
         return;
+    }
+    kcase_tensor(c, x, EMBER_ARENA_SCRATCH, EMBER_I8, 1, 2, rows, f->terms * half, 0);
     fill_bytes(c, x, 0, 256);
-    kcase_tensor(c, x_scale, EMBER_ARENA_SCRATCH, EMBER_F32, 0.05f, 2, rows, 1, 0);
+    for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t k = K; k < half; k++)
+            for (uint32_t t = 0; t < f->terms; t++)
+                ((int8_t *)kcase_row(c, x, r))[t * half + k] = 0;
+    kcase_tensor(c, x_scale, EMBER_ARENA_SCRATCH, EMBER_F32, 0.05f, 2, rows, segments, 0);
 }
 
 static void embed_case(const struct form *f, uint32_t rows, uint32_t D)
@@ -96,7 +141,8 @@ static void embed_case(const struct form *f, uint32_t rows, uint32_t D)
     quant_operands(&c, f, EMBED_TABLE, EMBED_SCALE, EMBED_ZERO, 0, vocab, D);
     kcase_tensor(&c, EMBED_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, D, 0);
     c.op.i[EMBED_I_QUANT] = f->quant;
-    c.op.i[EMBED_I_GROUP] = f->group ? f->group : (D + 31) / 32 * 32;
+    c.op.i[EMBED_I_GROUP] = group_of(f, D);
+    c.op.i[EMBED_I_LAYOUT] = EMBER_LAYOUT_TILES;
     c.op.f[EMBED_F_SCALE] = rows % 2 ? 1 : 1.75;
     c.tolerance = 1e-6f;
     kcase_rows(&c, EMBED_TOKENS, 1);
@@ -129,11 +175,16 @@ static void linear_case(const struct form *f, uint32_t rows, uint32_t N, uint32_
         kcase_tensor(&c, LINEAR_B, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 1, N, 0, 0);
     kcase_tensor(&c, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, N, 0);
     c.op.i[LINEAR_I_QUANT] = f->quant;
-    c.op.i[LINEAR_I_GROUP] = f->group ? f->group : (K + 31) / 32 * 32;
+    c.op.i[LINEAR_I_GROUP] = group_of(f, K);
+    c.op.i[LINEAR_I_LAYOUT] = f->terms ? EMBER_LAYOUT_TILES : EMBER_LAYOUT_ROWS;
+    c.op.i[LINEAR_I_K] = K;
+    c.op.i[LINEAR_I_X_GROUP] = f->x_group;
+    c.op.i[LINEAR_I_X_TERMS] = f->terms;
     c.op.f[LINEAR_F_SCALE] = options & 2 ? 0.375 : 1;
     c.op.f[LINEAR_F_SOFTCAP] = options & 4 ? 5 : 0;
     /* A soft cap makes the output small, but not the rounding of the sum before it. */
-    c.tolerance = options & 4 ? 1e-4f : 4e-6f;
+    c.tolerance = options & 4 ? 1e-4f : options & 3 || !f->terms ? 4e-6f : 0;
+    c.same = f->terms && !(options & 4);
     kcase_rows(&c, LINEAR_X, 1);
     kcase_rows(&c, LINEAR_X_SCALE, 1);
     kcase_out(&c, LINEAR_OUT, 1);
@@ -144,13 +195,15 @@ static void linear_case(const struct form *f, uint32_t rows, uint32_t N, uint32_
 static void test_linear(void **ctx)
 {
     static const uint32_t K[] = {1, 7, 16, 31, 32, 33, 64, 100, 128, 129, 256, 600};
-    static const uint32_t N[] = {1, 2, 3, 4, 5, 8, 9, 33};
+    static const uint32_t N[] = {1, 2, 15, 16, 17, 8, 31, 33};
     for (size_t f = 0; f < ARRAY_LEN(forms); f++) {
         for (size_t k = 0; k < ARRAY_LEN(K); k++)
-            for (uint32_t rows = 1; rows <= 13; rows += 1 + (uint32_t)(k & 1))
+            for (uint32_t rows = 1 + (uint32_t)(f + k) % 3; rows <= 13; rows += 3)
                 linear_case(&forms[f], rows, N[(k + rows) % ARRAY_LEN(N)], K[k],
                             (uint32_t)(rows + k) % 16);
-        linear_case(&forms[f], 9, 500, 2080, 1); /* several strips of w */
+        linear_case(&forms[f], 9, 500, 2080, 1);
+        linear_case(&forms[f], 37, 83, 320, 0);
+        linear_case(&forms[f], 150, 40, 160, 0); /* rows in two parts */
     }
 }
 
@@ -173,8 +226,13 @@ static void moe_case(const struct form *f, uint32_t n, uint32_t E, uint32_t topk
     c.op.i[MOE_I_TOPK] = topk;
     c.op.i[MOE_I_PER_SLOT] = per_slot;
     c.op.i[MOE_I_QUANT] = f->quant;
-    c.op.i[MOE_I_GROUP] = f->group ? f->group : (K + 31) / 32 * 32;
-    c.tolerance = 4e-6f;
+    c.op.i[MOE_I_GROUP] = group_of(f, K);
+    c.op.i[MOE_I_LAYOUT] = f->terms ? EMBER_LAYOUT_TILES : EMBER_LAYOUT_ROWS;
+    c.op.i[MOE_I_K] = K;
+    c.op.i[MOE_I_X_GROUP] = f->x_group;
+    c.op.i[MOE_I_X_TERMS] = f->terms;
+    c.tolerance = per_slot || !f->terms ? 4e-6f : 0;
+    c.same = f->terms;
     kcase_rows(&c, MOE_X, per_slot ? topk : 1);
     kcase_rows(&c, MOE_X_SCALE, per_slot ? topk : 1);
     kcase_rows(&c, MOE_IDS, 1);
@@ -215,12 +273,13 @@ static void test_permute(void **ctx)
 }
 
 /* special: 1 zeros, 2 ties between two integers, 3 an infinity, 4 a NaN, 5 denormals */
-static void quantize_case(uint32_t K, uint32_t repeat, int special)
+static void quantize_case(uint32_t K, uint32_t repeat, int special, uint32_t group, uint32_t terms)
 {
     struct kcase c;
-    char what[64];
+    char what[96];
     uint32_t rows = 5 * (repeat ? repeat : 1);
-    snprintf(what, sizeof what, "quantize K=%u repeat=%u special=%d", K, repeat, special);
+    snprintf(what, sizeof what, "quantize K=%u repeat=%u special=%d group=%u terms=%u", K, repeat,
+             special, group, terms);
     kcase_start(&c, EMBER_OP_QUANTIZE, EMBER_ROWS_TOKENS, 5);
     kcase_tensor(&c, QUANTIZE_X, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, rows, K, 0);
     for (uint32_t r = 0; special && r < rows; r += 2) {
@@ -233,9 +292,13 @@ static void quantize_case(uint32_t K, uint32_t repeat, int special)
         if (special == 3 || special == 4)
             x[K - 1] = special == 3 ? -__builtin_inff() : __builtin_nanf("");
     }
-    kcase_tensor(&c, QUANTIZE_OUT, EMBER_ARENA_SCRATCH, EMBER_I8, 1, 2, rows, K, 0);
-    kcase_tensor(&c, QUANTIZE_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, 1, 0);
+    kcase_tensor(&c, QUANTIZE_OUT, EMBER_ARENA_SCRATCH, EMBER_I8, 1, 2, rows,
+                 terms * EMBER_X8_COLUMNS(K), 0);
+    kcase_tensor(&c, QUANTIZE_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows,
+                 group ? (K + group - 1) / group : 1, 0);
     c.op.i[QUANTIZE_I_REPEAT] = repeat;
+    c.op.i[QUANTIZE_I_GROUP] = group;
+    c.op.i[QUANTIZE_I_TERMS] = terms;
     c.tolerance = 0;
     kcase_rows(&c, QUANTIZE_X, repeat ? repeat : 1);
     kcase_out(&c, QUANTIZE_OUT, repeat ? repeat : 1);
@@ -250,7 +313,10 @@ static void test_quantize(void **ctx)
     static const uint32_t K[] = {1, 3, 16, 33, 128, 1000};
     for (size_t k = 0; k < ARRAY_LEN(K); k++)
         for (int special = 0; special < 6; special++)
-            quantize_case(K[k], special & 1 ? 3 : 0, special);
+            for (uint32_t terms = 1; terms <= 2; terms++) {
+                quantize_case(K[k], special & 1 ? 3 : 0, special, 0, terms);
+                quantize_case(K[k], special & 1 ? 3 : 0, special, 32, terms);
+            }
 }
 
 int main(void)

@@ -6,20 +6,14 @@
 
 #include "kernels/ref/ref.h"
 
-static int fill_weight(struct run_model *run, const struct weight *w, struct error *err)
+static int fill_weights(struct run_model *run, struct error *err)
 {
-    uint8_t *to = run->weights + w->offset;
-    for (uint32_t s = w->first_source; s < w->first_source + w->n_sources; s++) {
-        const struct weight_source *source = &run->layout->sources[s];
-        uint64_t chunk = 1000; /* in pieces that end inside rows */
-        for (uint64_t at = 0; at < source->bytes; at += chunk) {
-            int r = weight_source_read(run->checkpoint, w, source, at, to + source->offset + at,
-                                       MIN(chunk, source->bytes - at), err);
-            if (r < 0)
-                return r;
-        }
-    }
-    return 0;
+    _cleanup_free_ struct weight_run *runs = NULL;
+    size_t n;
+    int r = weights_layout_runs(run->layout, 1000, &runs, &n, err); /* ends inside rows */
+    for (size_t i = 0; r == 0 && i < n; i++)
+        r = weight_run_read(run->checkpoint, run->layout, &runs[i], run->weights + runs[i].to, err);
+    return r;
 }
 
 int run_model_open(const char *dir, uint32_t max_tokens, struct run_model *run, struct error *err)
@@ -38,10 +32,7 @@ int run_model_open(const char *dir, uint32_t max_tokens, struct run_model *run, 
     run->kv = mem_alloc(run->n_pages, model_info(run->model)->kv_page_bytes[KV_F32]);
     if (!run->weights || !run->kv)
         return error_set(err, ENOMEM, "no memory for %s", dir);
-    for (uint32_t i = 0; i < run->layout->n_weights; i++)
-        if ((r = fill_weight(run, &run->layout->weights[i], err)) < 0)
-            return r;
-    return 0;
+    return fill_weights(run, err);
 }
 
 void run_model_close(struct run_model *run)

@@ -16,7 +16,8 @@
 #include "run_model.h"
 #include "shared_dir.h"
 
-#define TOLERANCE 1e-4 /* of the largest value; the reference ops sum in double */
+#define TOLERANCE 1e-4         /* of the largest value; the reference ops sum in double */
+#define INTEGER_TOLERANCE 1e-3 /* of weights that meet x as 16-bit integers */
 #define TOKENS_MAX 256
 
 /* X(case) */
@@ -61,6 +62,7 @@ struct golden {
     struct checkpoint *expected;
     int32_t prompt[TOKENS_MAX], greedy[TOKENS_MAX];
     uint32_t n_prompt, n_greedy;
+    double tolerance;
 };
 
 static uint32_t read_ids(json_t *list, int32_t *ids)
@@ -78,6 +80,9 @@ static void open_golden(const char *name, struct golden *g)
     char *below = x_printf("goldens/%s", name), *path;
     json_t *root;
     memset(g, 0, sizeof *g);
+    g->tolerance = strstr(name, "awq") || strstr(name, "gptq") || strstr(name, "w4a16")
+                       ? INTEGER_TOLERANCE
+                       : TOLERANCE;
     g->dir = shared_path(below);
     free(below);
     if (!g->dir) { /* the smaller ones are kept here too */
@@ -160,7 +165,7 @@ static void check_hidden(struct golden *g)
         for (uint32_t r = 0; r < g->n_prompt; r++) {
             double e =
                 compare(want + (size_t)r * d, run_model_hidden(&g->run, layer, r), d, largest);
-            if (!(e < TOLERANCE))
+            if (!(e < g->tolerance))
                 fail_msg("%s: %s, token %u: relative error %g", g->dir, name, r, e);
         }
         free(want);
@@ -174,7 +179,7 @@ static void check_logits(struct golden *g, const float *want, uint32_t first, ui
     for (uint32_t r = 0; r < n; r++) {
         double e = compare(want + (size_t)(first + r) * vocab, run_model_logits(&g->run, r), vocab,
                            largest);
-        if (!(e < TOLERANCE))
+        if (!(e < g->tolerance))
             fail_msg("%s: logits of token %u: relative error %g", g->dir, first + r, e);
     }
 }

@@ -20,7 +20,13 @@ enum {
     EMB_D,
     EMB_SCALE,
     EMB_V,
-    EMBQ_SCALES /* and the words behind it, as LINQ_SCALES; of x there is none */
+    /* embed.tiles: strides of a table are those of one row, 16 of which are a panel */
+    EMB_QUANT,
+    EMB_SCALES,
+    EMB_SCALES_DTYPE,
+    EMB_ZEROS,
+    EMB_GROUPS,
+    EMB_GROUP
 };
 
 /* norm */
@@ -62,17 +68,28 @@ enum {
     LIN_SOFTCAP
 };
 
-/* linear.QUANT: those of linear, then */
+/* linear.fp8: those of linear, then */
+enum { LINQ_SCALES = LIN_SOFTCAP + 1, LINQ_SCALES_STRIDE, LINQ_SCALES_DTYPE, LINQ_GROUP };
+
+/* linear.tiles: those of linear, then; X_TMP: x as x_tiles made it, 0: it has not */
+enum { LINT_X_TMP = LIN_SOFTCAP + 1, LINT_X_TMP_STRIDE };
+
+/* linear.int: those of linear, then */
 enum {
-    LINQ_SCALES = LIN_SOFTCAP + 1,
-    LINQ_SCALES_STRIDE,
-    LINQ_SCALES_DTYPE,
-    LINQ_ZEROS,
-    LINQ_ZEROS_STRIDE,
-    LINQ_GROUP,
-    LINQ_X_SCALE,
-    LINQ_X_SCALE_STRIDE
+    LINI_QUANT = LIN_SOFTCAP + 1,
+    LINI_SCALES,
+    LINI_SCALES_DTYPE,
+    LINI_ZEROS,
+    LINI_GROUPS,
+    LINI_GROUP,
+    LINI_SEGMENT,
+    LINI_TERMS,
+    LINI_X_SCALE,
+    LINI_X_SCALE_STRIDE
 };
+
+/* x_tiles, moe_x_tiles: rows of bf16 pairs of a linear.tiles or moe_linear.tiles behind it, with
+ * whose words it is launched */
 
 /* rope_table */
 enum {
@@ -211,16 +228,25 @@ enum {
     MOEA_PER_SLOT
 };
 
-/* moe_linear.QUANT: those of moe_linear, then; the strides are those of rows of one matrix */
+/* moe_linear.fp8: those of moe_linear, then; the strides are those of rows of one matrix */
+enum { MOEQ_SCALES = MOEA_PER_SLOT + 1, MOEQ_SCALES_STRIDE, MOEQ_SCALES_DTYPE, MOEQ_GROUP };
+
+/* moe_linear.tiles: those of moe_linear, then */
+enum { MOET_X_TMP = MOEA_PER_SLOT + 1, MOET_X_TMP_STRIDE };
+
+/* moe_linear.int: those of moe_linear, then; scales and zero points of an expert are GROUPS times
+ * its rows, filled up to panels */
 enum {
-    MOEQ_SCALES = MOEA_PER_SLOT + 1,
-    MOEQ_SCALES_STRIDE,
-    MOEQ_SCALES_DTYPE,
-    MOEQ_ZEROS,
-    MOEQ_ZEROS_STRIDE,
-    MOEQ_GROUP,
-    MOEQ_X_SCALE,
-    MOEQ_X_SCALE_STRIDE
+    MOEI_QUANT = MOEA_PER_SLOT + 1,
+    MOEI_SCALES,
+    MOEI_SCALES_DTYPE,
+    MOEI_ZEROS,
+    MOEI_GROUPS,
+    MOEI_GROUP,
+    MOEI_SEGMENT,
+    MOEI_TERMS,
+    MOEI_X_SCALE,
+    MOEI_X_SCALE_STRIDE
 };
 
 /* moe_combine */
@@ -254,7 +280,9 @@ enum {
     QNT_SCALE,
     QNT_SCALE_STRIDE,
     QNT_K,
-    QNT_REPEAT
+    QNT_REPEAT,
+    QNT_GROUP,
+    QNT_TERMS
 };
 
 /* argmax, argmax_parts, argmax_join */

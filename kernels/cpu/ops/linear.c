@@ -28,8 +28,8 @@ INLINE void linear(const uint64_t *args, uint32_t block, uint32_t n_blocks,
     const char *x = arg_pointer(args[LIN_X]), *w = arg_pointer(args[LIN_W]);
     char *out = arg_pointer(args[LIN_OUT]);
     const size_t w_stride = args[LIN_W_STRIDE];
-    const struct tile_post post = {arg_pointer(args[LIN_B]), (enum ember_dtype)args[LIN_B_DTYPE],
-                                   arg_float(args[LIN_SCALE]), arg_float(args[LIN_SOFTCAP])};
+    const struct post post = {arg_pointer(args[LIN_B]), (enum ember_dtype)args[LIN_B_DTYPE],
+                              arg_float(args[LIN_SCALE]), arg_float(args[LIN_SOFTCAP])};
     struct range range = block_range(LINEAR_N, block, n_blocks);
     size_t step =
         rows <= TILE_M ? range.end - range.first : LINEAR_CACHE_BYTES / w_stride & ~(size_t)3;

@@ -30,11 +30,11 @@ KERNEL(measure_read)
     ((float *)arg_pointer(args[MSR_OUT]))[block] = v_sum(sum[0]);
 }
 
-/* MSR_BYTES steps of 12 independent FMAs in registers in every block; one float a block goes to
- * MSR_OUT. */
+/* MSR_BYTES steps of 12 independent FMAs in registers in every block; what a step is, multiply-adds
+ * counted twice, goes to MSR_OUT as a float for each block. */
 KERNEL(measure_fma)
 {
-    vf acc[MEASURE_CHAINS], a = v_set(*(const float *)arg_pointer(args[MSR_IN])), b = v_set(1e-9f);
+    vf acc[MEASURE_CHAINS], a = v_set(1.0f), b = v_set(1e-9f);
     UNROLL
     for (int i = 0; i < MEASURE_CHAINS; i++)
         acc[i] = v_set((float)i);
@@ -46,5 +46,7 @@ KERNEL(measure_fma)
     }
     for (int i = 1; i < MEASURE_CHAINS; i++)
         acc[0] = v_add(acc[0], acc[i]);
-    ((float *)arg_pointer(args[MSR_OUT]))[block] = v_sum(acc[0]);
+    const float sum = v_sum(acc[0]); /* so that it is computed */
+    ((float *)arg_pointer(args[MSR_OUT]))[block] =
+        2.0f * MEASURE_CHAINS * VL + (sum == sum ? 0.0f : 1.0f);
 }

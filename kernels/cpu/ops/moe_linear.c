@@ -24,8 +24,8 @@ INLINE void moe_expert(const uint64_t *args, const enum ember_dtype dtype, size_
     const size_t topk = args[MOEA_TOPK];
     const char *w = arg_pointer(args[MOEA_W]) + e * args[MOEA_W_EXPERT_STRIDE];
     const char *b = arg_pointer(args[MOEA_B]);
-    const struct tile_post post = {b ? b + e * args[MOEA_B_STRIDE] : NULL,
-                                   (enum ember_dtype)args[MOEA_B_DTYPE], 1.0f, 0.0f};
+    const struct post post = {b ? b + e * args[MOEA_B_STRIDE] : NULL,
+                              (enum ember_dtype)args[MOEA_B_DTYPE], 1.0f, 0.0f};
     for (size_t s = 0, m; s < n_slots; s += m) {
         m = tile_height(n_slots - s);
         const float *xs[TILE_M];

@@ -36,6 +36,60 @@ KERNEL(embed_bf16)
     embed(args, block, n_blocks, EMBER_BF16);
 }
 
+/* Element d of a row of codes in a panel, `at` its first word: what code - zero is. */
+INLINE float table_code(const uint8_t *at, size_t d, enum ember_quant quant, float zero)
+{
+    static const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+    if (quant == EMBER_QUANT_INT8)
+        return (float)(int8_t)at[d / 4 * EMBER_TILE_LINE + d % 4];
+    size_t byte = d / 32 * 16 + d % 16;
+    int code = at[byte / 4 * EMBER_TILE_LINE + byte % 4] >> (d % 32 >= 16 ? 4 : 0) & 15;
+    if (quant == EMBER_QUANT_INT4)
+        return (float)code - zero;
+    return code & 8 ? -e2m1[code & 7] : e2m1[code & 7];
+}
+
+/* A row out of a table in tiles: its words stand 64 bytes apart. */
+INLINE void table_row(const uint64_t *args, size_t n, float *out)
+{
+    const enum ember_quant quant = (enum ember_quant)args[EMB_QUANT];
+    const size_t D = args[EMB_D], G = args[EMB_GROUPS], lane = n % EMBER_PANEL;
+    const float scale = arg_float(args[EMB_SCALE]);
+    const char *panel = arg_pointer(args[EMB_TABLE]) + (n - lane) * args[EMB_TABLE_STRIDE];
+    const uint8_t *at = (const uint8_t *)panel + lane * 4;
+    const uint8_t *zeros = (const uint8_t *)arg_pointer(args[EMB_ZEROS]);
+    if (quant == EMBER_QUANT_NONE) {
+        for (size_t d = 0; d < D; d++) {
+            union {
+                uint32_t bits;
+                float value;
+            } u = {(uint32_t)((const uint16_t *)(at + d / 2 * EMBER_TILE_LINE))[d % 2] << 16};
+            out[d] = scale * u.value;
+        }
+        return;
+    }
+    for (size_t d = 0, g = 0; d < D; g++) {
+        size_t end = D - d < args[EMB_GROUP] ? D : d + args[EMB_GROUP];
+        size_t s = (n - lane) * G + g * EMBER_PANEL + lane;
+        float zero = zeros ? zeros[s] : 8;
+        float factor =
+            scale_at(arg_pointer(args[EMB_SCALES]), s, (enum ember_dtype)args[EMB_SCALES_DTYPE]);
+        for (; d < end; d++)
+            out[d] = scale * (factor * table_code(at, d, quant, zero));
+    }
+}
+
+KERNEL(embed_tiles)
+{
+    const int32_t *tokens = (const int32_t *)arg_pointer(args[EMB_TOKENS]);
+    char *out = arg_pointer(args[EMB_OUT]);
+    struct range range = block_range(arg_rows(args), block, n_blocks);
+    for (size_t r = range.first; r < range.end; r++) {
+        uint32_t token = (uint32_t)tokens[r];
+        table_row(args, token < args[EMB_V] ? token : 0, (float *)(out + r * args[EMB_OUT_STRIDE]));
+    }
+}
+
 KERNEL(copy)
 {
     const char *x = arg_pointer(args[CPY_X]);
@@ -175,31 +229,80 @@ INLINE float largest_finite(const float *x, size_t K)
     return v_reduce_max(most) + v_sum(odd);
 }
 
-/* As the reference does it: a division each, since x * (1 / scale) would round otherwise. */
+/* Integers of VL elements: one byte each, or two that are `half` apart. */
+INLINE void put_integers(int8_t *to, size_t half, const int two, vi n, size_t left)
+{
+    int32_t q[VL];
+    int8_t high[VL], low[VL];
+    __builtin_memcpy(q, &n, sizeof(q));
+    for (int i = 0; i < VL; i++) {
+        high[i] = (int8_t)(two ? q[i] >> 8 : q[i]);
+        low[i] = (int8_t)(q[i] & 255);
+    }
+    if (left >= VL) {
+        __builtin_memcpy(to, high, VL);
+        if (two)
+            __builtin_memcpy(to + half, low, VL);
+        return;
+    }
+    for (size_t i = 0; i < left; i++) {
+        to[i] = high[i];
+        if (two)
+            to[half + i] = low[i];
+    }
+}
+
+/* n elements of a group; a division each, as the reference does it, since x * (1 / scale) would
+ * round otherwise. Returns the scale. */
+INLINE float quantize_group(const float *x, size_t n, const int two, size_t half, int8_t *to)
+{
+    const vf top = v_set(two ? 32767.0f : 127.0f), bottom = v_set(two ? -32767.0f : -127.0f);
+    float scale = largest_finite(x, n) / (two ? 32767.0f : 127.0f);
+    if (!(scale > 0)) {
+        for (size_t k = 0; k < n; k++) {
+            to[k] = 0;
+            if (two)
+                to[half + k] = 0;
+        }
+        return scale == scale ? scale : __builtin_nanf(""); /* one NaN of many */
+    }
+    for (size_t k = 0; k < n; k += VL) {
+        size_t left = V_LEFT(k, n);
+        vf v = v_min(top, v_max(bottom, v_div(v_get(x + k, left), v_set(scale))));
+        put_integers(to + k, half, two, v_to_int(v), left);
+    }
+    return scale;
+}
+
+INLINE void quantize_row(const uint64_t *args, const float *x, const int two, int8_t *to,
+                         float *scales)
+{
+    const size_t K = args[QNT_K], group = args[QNT_GROUP], half = EMBER_X8_COLUMNS(K);
+    for (size_t k = 0, g = 0; k < K; k += group, g++)
+        scales[g] = quantize_group(x + k, K - k < group ? K - k : group, two, half, to + k);
+    for (size_t k = K; k < half; k++) {
+        to[k] = 0;
+        if (two)
+            to[half + k] = 0;
+    }
+}
+
 KERNEL(quantize)
 {
     const char *x = arg_pointer(args[QNT_X]);
     char *out = arg_pointer(args[QNT_OUT]), *scales = arg_pointer(args[QNT_SCALE]);
-    const size_t K = args[QNT_K], repeat = args[QNT_REPEAT] ? args[QNT_REPEAT] : 1;
+    const size_t repeat = args[QNT_REPEAT] ? args[QNT_REPEAT] : 1;
     size_t rows = *(const uint32_t *)arg_pointer(args[ARG_ROWS]) * repeat;
     rows = rows < args[ARG_MAX_ROWS] ? rows : args[ARG_MAX_ROWS];
     struct range range = block_range(rows, block, n_blocks);
     for (size_t r = range.first; r < range.end; r++) {
         const float *from = (const float *)(x + r * args[QNT_X_STRIDE]);
         int8_t *to = (int8_t *)(out + r * args[QNT_OUT_STRIDE]);
-        float scale = largest_finite(from, K) / 127.0f;
-        scale = scale == scale ? scale : __builtin_nanf(""); /* one NaN of many */
-        *(float *)(scales + r * args[QNT_SCALE_STRIDE]) = scale;
-        for (size_t k = 0; k < K; k += VL) {
-            size_t left = V_LEFT(k, K);
-            int32_t q[VL];
-            vf v = v_div(v_get(from + k, left), v_set(scale));
-            v = v_min(v_set(127.0f), v_max(v_set(-127.0f), v));
-            vi n = v_to_int(v);
-            __builtin_memcpy(q, &n, sizeof(q));
-            for (size_t i = 0; i < left; i++)
-                to[k + i] = scale > 0 ? (int8_t)q[i] : 0;
-        }
+        float *scale = (float *)(scales + r * args[QNT_SCALE_STRIDE]);
+        if (args[QNT_TERMS] == 2)
+            quantize_row(args, from, 1, to, scale);
+        else
+            quantize_row(args, from, 0, to, scale);
     }
 }
 

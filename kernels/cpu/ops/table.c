@@ -11,12 +11,13 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "kernels/cpu/amx.h"
 #include "kernels/cpu/ops/list.h"
 
-#define X(symbol, name, source)                                                                    \
-    void cpu_kernel_0_##symbol(const uint64_t *, uint32_t, uint32_t);                              \
-    void cpu_kernel_1_##symbol(const uint64_t *, uint32_t, uint32_t);                              \
-    void cpu_kernel_2_##symbol(const uint64_t *, uint32_t, uint32_t);
+#define DECLARE(isa, symbol) void cpu_kernel_##isa##_##symbol(const uint64_t *, uint32_t, uint32_t);
+#define DECLARE_BASE(symbol) DECLARE(0, symbol) DECLARE(1, symbol) DECLARE(2, symbol)
+#define DECLARE_ALL(symbol) DECLARE_BASE(symbol) DECLARE(3, symbol) DECLARE(4, symbol)
+#define X(symbol, name, source, variants) DECLARE_##variants(symbol)
 CPU_KERNELS(X)
 #undef X
 
@@ -26,12 +27,14 @@ struct entry {
     const struct cpu_source_text *source;
 };
 
+#define BODY(isa, symbol) cpu_kernel_##isa##_##symbol
+#define BODIES_BASE(symbol)                                                                        \
+    BODY(0, symbol), BODY(1, symbol), BODY(2, symbol), BODY(2, symbol), BODY(2, symbol)
+#define BODIES_ALL(symbol)                                                                         \
+    BODY(0, symbol), BODY(1, symbol), BODY(2, symbol), BODY(3, symbol), BODY(4, symbol)
 static const struct entry entries[] = {
-#define X(symbol, name, source)                                                                    \
-    {name,                                                                                         \
-     #symbol,                                                                                      \
-     {cpu_kernel_0_##symbol, cpu_kernel_1_##symbol, cpu_kernel_2_##symbol},                        \
-     &cpu_source_##source},
+#define X(symbol, name, source, variants)                                                          \
+    {name, #symbol, {BODIES_##variants(symbol)}, &cpu_source_##source},
     CPU_KERNELS(X)
 #undef X
 };
@@ -42,6 +45,8 @@ static const char *const isa_flags[CPU_ISA_COUNT] = {
     [CPU_ISA_BASELINE] = "-msse2",
     [CPU_ISA_AVX2] = "-march=x86-64-v3",
     [CPU_ISA_AVX512] = "-march=x86-64-v4",
+    [CPU_ISA_VNNI] = "-march=x86-64-v4 -mavx512vnni -mavx512bf16",
+    [CPU_ISA_AMX] = "-march=x86-64-v4 -mavx512vnni -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16",
 };
 #define COMMON_FLAGS                                                                               \
     "-std=gnu17 -O3 -fPIC -fno-strict-aliasing -ffp-contract=off -fno-math-errno "                 \
@@ -79,6 +84,11 @@ bool cpu_isa_supported(enum cpu_isa isa)
         return cpu_isa_supported(CPU_ISA_AVX2) && __builtin_cpu_supports("avx512f") &&
                __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512bw") &&
                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    case CPU_ISA_VNNI:
+        return cpu_isa_supported(CPU_ISA_AVX512) && __builtin_cpu_supports("avx512vnni") &&
+               __builtin_cpu_supports("avx512bf16");
+    case CPU_ISA_AMX:
+        return cpu_isa_supported(CPU_ISA_VNNI) && cpu_amx_works();
     default:
         return false;
     }
@@ -171,6 +181,8 @@ int cpu_kernel_options(const char *name, enum cpu_isa isa, const char *spec, cha
         return -ENOENT;
     if (!cap)
         return -ENOSPC;
+    if (isa > CPU_ISA_AVX512 && entry->body[isa] == entry->body[CPU_ISA_AVX512])
+        isa = CPU_ISA_AVX512; /* the same bits as ahead of time */
     if (!append(ret, cap, &len, "%s %s -DEMBER_ISA=%d -DSPEC_ENTRY=%s", COMMON_FLAGS,
                 isa_flags[isa], (int)isa, entry->symbol))
         return -ENOSPC;

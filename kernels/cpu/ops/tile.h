@@ -9,9 +9,9 @@
 #ifndef EMBER_KERNELS_CPU_TILE_H
 #define EMBER_KERNELS_CPU_TILE_H
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/ops/post.h"
 
-#if EMBER_ISA == 2
+#if EMBER_ISA >= 2
 #define TILE_M 6
 #define TILE_ONE_N 6
 #elif EMBER_ISA == 1
@@ -25,26 +25,13 @@
 #define TILE_PREFETCH 512 /* bytes */
 #define TILE_STREAMS_M 4  /* rows of x up to which memory is what there is to wait for */
 
-/* What follows the dot product: out = cap(scale * (dot + b)). */
-struct tile_post {
-    const void *b;
-    enum ember_dtype b_dtype;
-    float scale, softcap;
-};
-
 /* Elements first .. end - 1 of one row, which holds dot products. */
 static __attribute__((noinline, unused)) void tile_post_row(float *out, size_t first, size_t end,
-                                                            const struct tile_post *post)
+                                                            const struct post *post)
 {
     for (size_t n = first; n < end; n += VL) {
         size_t left = V_LEFT(n, end);
-        vf v = v_get(out + n, left);
-        if (post->b)
-            v = v_add(v, v_get_w(post->b, n, post->b_dtype, left));
-        v = v_mul(v_set(post->scale), v);
-        if (post->softcap > 0)
-            v = v_softcap(v, post->softcap);
-        v_put(out + n, v, left);
+        v_put(out + n, post_value(v_get(out + n, left), n, left, post), left);
     }
 }
 
@@ -115,7 +102,7 @@ INLINE void tile_dot(const int M, const int NT, const enum ember_dtype dtype, co
  */
 INLINE void tile_strip(const int M, const enum ember_dtype dtype, const float *const *x,
                        const char *w, size_t w_stride, size_t K, float *const *out, size_t first,
-                       size_t end, const struct tile_post *post)
+                       size_t end, const struct post *post)
 {
     const int NT = M == 1 ? TILE_ONE_N : TILE_N;
     size_t n = first;
@@ -155,7 +142,7 @@ INLINE size_t tile_height(size_t left)
 /* m <= TILE_M rows. */
 INLINE void tile_rows(size_t m, const enum ember_dtype dtype, const float *const *x, const char *w,
                       size_t w_stride, size_t K, float *const *out, size_t first, size_t end,
-                      const struct tile_post *post)
+                      const struct post *post)
 {
     switch (m) {
     case 1:

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * moe_linear over weights in tiles: out[slot, N] = x[row of slot, K] . w[ids[slot], N, K]^T +
+ * b[ids[slot], N].
+ *
+ * Slots are sorted by expert (a counting sort over up to MOE_CHUNK slots). Blocks split the panels
+ * of the experts that were chosen, all behind one another, by what they cost: their bytes and their
+ * products. So a block reads its part of an expert once for all the slots that chose it.
+ */
+#include "kernels/cpu/ops/args.h"
+#include "kernels/cpu/ops/moe_sort.h"
+#include "kernels/cpu/ops/panel_body.h"
+
+#define MOE_PANEL_COST 12 /* of reading a panel, in rows of x that are multiplied with it */
+
+INLINE struct panels moe_panels(const uint64_t *args)
+{
+    return (struct panels){.w = arg_pointer(args[MOEA_W]),
+                           .panel_bytes = args[MOEA_W_STRIDE] * EMBER_PANEL,
+                           .K = args[MOEA_K],
+                           .N = args[MOEA_N]};
+}
+
+INLINE struct panels moe_int_panels(const uint64_t *args)
+{
+    struct panels q = moe_panels(args);
+    q.scale = arg_pointer(args[MOEI_SCALES]);
+    q.scale_dtype = (enum ember_dtype)args[MOEI_SCALES_DTYPE];
+    q.zero = (const uint8_t *)arg_pointer(args[MOEI_ZEROS]);
+    q.groups = args[MOEI_GROUPS];
+    q.group = args[MOEI_GROUP];
+    q.segment = args[MOEI_SEGMENT];
+    q.terms = (int)args[MOEI_TERMS];
+    return q;
+}
+
+/* Slots of an expert against some of its panels. tmp: where x_tiles put the first of them. */
+INLINE void moe_part(const uint64_t *args, const int integer, const struct panels *all, size_t e,
+                     size_t first, const uint16_t *slots, size_t n_slots, const char *tmp,
+                     struct range panels)
+{
+    const size_t topk = args[MOEA_TOPK], kept = (args[MOEA_N] + 15) / 16 * 16;
+    const char *b = arg_pointer(args[MOEA_B]);
+    const struct post post = {b ? b + e * args[MOEA_B_STRIDE] : NULL,
+                              (enum ember_dtype)args[MOEA_B_DTYPE], 1.0f, 0.0f};
+    struct panels q = *all;
+    q.w += e * args[MOEA_W_EXPERT_STRIDE];
+    if (integer) {
+        const size_t scales = e * kept * q.groups;
+        q.scale += scales * (q.scale_dtype == EMBER_F32 ? 4 : q.scale_dtype == EMBER_U8 ? 1 : 2);
+        q.zero = q.zero ? q.zero + scales : NULL;
+    }
+    for (size_t s = 0, m; s < n_slots; s += m) {
+        struct panel_rows rows;
+        m = n_slots - s < PANEL_ROWS ? n_slots - s : PANEL_ROWS;
+        rows.n = m;
+        rows.stride = 0;
+        rows.tmp = tmp + s * (integer ? 0 : args[MOET_X_TMP_STRIDE]);
+        for (size_t i = 0; i < m; i++) {
+            size_t slot = first + slots[s + i];
+            size_t row = args[MOEA_PER_SLOT] ? slot : slot / topk;
+            rows.x[i] = arg_pointer(args[MOEA_X]) + row * args[MOEA_X_STRIDE];
+            rows.out[i] = (float *)(arg_pointer(args[MOEA_OUT]) + slot * args[MOEA_OUT_STRIDE]);
+            if (integer)
+                rows.scale[i] = (const float *)(arg_pointer(args[MOEI_X_SCALE]) +
+                                                row * args[MOEI_X_SCALE_STRIDE]);
+        }
+        if (integer)
+            int_panels((enum ember_quant)args[MOEI_QUANT], &q, &rows, panels, &post);
+        else
+            bf16_panels(&q, &rows, panels, &post);
+    }
+}
+
+INLINE void moe_tiles(const uint64_t *args, uint32_t block, uint32_t n_blocks, const int integer)
+{
+    const struct panels q = integer ? moe_int_panels(args) : moe_panels(args);
+    const size_t E = args[MOEA_E], n_slots = arg_rows(args) * args[MOEA_TOPK];
+    const size_t per_expert = (args[MOEA_N] + 15) / EMBER_PANEL;
+    uint16_t order[MOE_CHUNK];
+    uint32_t start[ROUTE_MAX_EXPERTS + 2];
+    for (size_t first = 0; first < n_slots; first += MOE_CHUNK) {
+        size_t n = n_slots - first < MOE_CHUNK ? n_slots - first : MOE_CHUNK, used = 0, at = 0;
+        moe_sort(args, first, n, order, start);
+        for (size_t e = 0; e < E; e++)
+            used += start[e + 1] > start[e];
+        struct range part = block_range((n + used * MOE_PANEL_COST) * per_expert, block, n_blocks);
+        for (size_t e = 0; e < E && at < part.end; e++) {
+            const size_t slots = start[e + 1] - start[e], cost = slots + MOE_PANEL_COST;
+            if (!slots)
+                continue;
+            /* Panel p costs from at + p cost on; it belongs to the block where that lies. */
+            size_t from = part.first > at ? (part.first - at + cost - 1) / cost : 0;
+            size_t end = (part.end - at + cost - 1) / cost;
+            if (end > per_expert)
+                end = per_expert;
+            if (from < end)
+                moe_part(args, integer, &q, e, first, order + start[e], slots,
+                         integer ? NULL
+                                 : arg_pointer(args[MOET_X_TMP]) +
+                                       (first + start[e]) * args[MOET_X_TMP_STRIDE],
+                         (struct range){from, end});
+            at += cost * per_expert;
+        }
+    }
+}
+
+KERNEL(moe_linear_tiles)
+{
+    moe_tiles(args, block, n_blocks, 0);
+}
+
+KERNEL(moe_linear_int)
+{
+    moe_tiles(args, block, n_blocks, 1);
+}
+
+/* x of every slot as moe_linear_tiles reads it, in the order of the sorted slots. Blocks split
+ * experts. */
+KERNEL(moe_x_tiles)
+{
+    const size_t n_slots = arg_rows(args) * args[MOEA_TOPK], topk = args[MOEA_TOPK];
+    uint16_t order[MOE_CHUNK];
+    uint32_t start[ROUTE_MAX_EXPERTS + 2];
+    struct range experts = block_range(args[MOEA_E], block, n_blocks);
+    for (size_t first = 0; first < n_slots; first += MOE_CHUNK) {
+        size_t n = n_slots - first < MOE_CHUNK ? n_slots - first : MOE_CHUNK;
+        moe_sort(args, first, n, order, start);
+        for (size_t e = experts.first; e < experts.end; e++)
+            for (size_t s = start[e], m; s < start[e + 1]; s += m) {
+                const char *x[16];
+                m = start[e + 1] - s < 16 ? start[e + 1] - s : 16;
+                for (size_t i = 0; i < m; i++) {
+                    size_t slot = first + order[s + i];
+                    size_t row = args[MOEA_PER_SLOT] ? slot : slot / topk;
+                    x[i] = arg_pointer(args[MOEA_X]) + row * args[MOEA_X_STRIDE];
+                }
+                bf16_pack(x, m, args[MOEA_K],
+                          arg_pointer(args[MOET_X_TMP]) + (first + s) * args[MOET_X_TMP_STRIDE]);
+            }
+    }
+}

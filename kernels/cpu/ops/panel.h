@@ -1,0 +1,345 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products with weights in tiles (ember/op.h, layout TILES): what every body of them shares, and
+ * the bodies that need nothing but the vector layer. panel_vnni.h and panel_amx.h have the others.
+ *
+ * A body computes some rows of x against some panels. A lane of a vector is a row of w, so sums
+ * need no folding, and one order holds for any number of rows: bf16 adds even k to one sum and odd
+ * k to another, k ascending, and adds the two; integers are added segment by segment as op.h says.
+ */
+#ifndef EMBER_KERNELS_CPU_PANEL_H
+#define EMBER_KERNELS_CPU_PANEL_H
+
+#include "kernels/cpu/ops/post.h"
+
+#define PV (EMBER_PANEL / VL) /* vectors of a panel */
+#define PANEL_ROWS 128        /* rows of x at a time: what they are turned into fits half the L2 */
+#define PANEL_AHEAD 2048      /* bytes that a panel is fetched ahead */
+
+/* A weight, and the integers' segments. */
+struct panels {
+    const char *w, *scale;
+    const uint8_t *zero; /* NULL: none */
+    size_t panel_bytes, K, N;
+    size_t groups, group, segment; /* of quantised ones */
+    enum ember_dtype scale_dtype;
+    int terms;
+};
+
+/* Rows of x with their scales and where their products go; n <= PANEL_ROWS. */
+struct panel_rows {
+    size_t n;
+    const char *x[PANEL_ROWS];
+    const float *scale[PANEL_ROWS];
+    float *out[PANEL_ROWS];
+    const char *tmp; /* x as bf16_pack made it */
+    size_t stride;   /* bytes from x to x where it is the same for all; 0: it is not */
+};
+
+/* Scales of group g of a panel: its v-th VL rows. FP4's codes are doubled, so its scales are
+ * halved. */
+INLINE vf panel_scale(const struct panels *q, size_t p, size_t g, const int v,
+                      const enum ember_quant quant)
+{
+    const size_t at = (p * q->groups + g) * EMBER_PANEL + (size_t)v * VL;
+    const vf factor = v_set(quant == EMBER_QUANT_FP4 ? 0.5f : 1.0f);
+    if (q->scale_dtype == EMBER_U8) {
+        float two[VL];
+        for (int i = 0; i < VL; i++)
+            two[i] = scale_at(q->scale, at + (size_t)i, EMBER_U8);
+        return v_mul(factor, v_load(two));
+    }
+    vf s = v_load_w(q->scale, at, q->scale_dtype);
+    return quant == EMBER_QUANT_FP4 ? v_mul(factor, s) : s;
+}
+
+/* Row i of a panel's products, as vectors; columns beyond N are dropped. */
+INLINE void panel_put(const struct panels *q, size_t p, float *out, const vf *v,
+                      const struct post *post)
+{
+    size_t n = p * EMBER_PANEL;
+    UNROLL
+    for (int j = 0; j < PV; j++, n += VL) {
+        if (n >= q->N)
+            return;
+        size_t left = V_LEFT(n, q->N);
+        v_put(out + n, post_value(v[j], n, left, post), left);
+    }
+}
+
+/* ---- which rows and panels a block does ---- */
+
+struct panel_part {
+    struct range rows, panels;
+};
+
+/*
+ * Rows are cut first, into as few equal parts as PANEL_ROWS allows, then panels; parts of one range
+ * of rows follow each other, so that their x stays in cache. Turn t of block b: t = 0, 1, ... until
+ * false.
+ */
+INLINE int panel_part(size_t rows, size_t panels, uint32_t block, uint32_t n_blocks, size_t turn,
+                      struct panel_part *ret)
+{
+    size_t cuts = (rows + PANEL_ROWS - 1) / PANEL_ROWS;
+    if (!cuts)
+        return 0;
+    size_t height = ((rows + cuts - 1) / cuts + 31) / 32 * 32;
+    cuts = (rows + height - 1) / height;
+    size_t per_cut = n_blocks / cuts ? n_blocks / cuts : 1;
+    size_t index = block + turn * n_blocks;
+    if (index >= cuts * per_cut)
+        return 0;
+    size_t first = index / per_cut * height;
+    ret->rows = (struct range){first, rows - first < height ? rows : first + height};
+    ret->panels = block_range(panels, (uint32_t)(index % per_cut), (uint32_t)per_cut);
+    return 1;
+}
+
+/* ---- bf16 ---- */
+
+/* Line (k, k + 1) of a panel: its v-th VL rows as floats. */
+INLINE vf panel_even(const uint32_t *line, const int v)
+{
+    return v_even_bf16(line + v * VL);
+}
+INLINE vf panel_odd(const uint32_t *line, const int v)
+{
+    return v_odd_bf16(line + v * VL);
+}
+
+/* M rows against P panels from p on. */
+INLINE void bf16_tile(const int M, const int P, const struct panels *q, size_t p,
+                      const struct panel_rows *rows, size_t r, const struct post *post)
+{
+    const char *w = q->w + p * q->panel_bytes;
+    vf even[8][4], odd[8][4]; /* M rows, P * PV vectors */
+    size_t k = 0;
+    UNROLL
+    for (int m = 0; m < M; m++)
+        UNROLL
+    for (int j = 0; j < P * PV; j++)
+        even[m][j] = odd[m][j] = v_zero();
+    for (; k + 2 <= q->K; k += 2) {
+        UNROLL
+        for (int j = 0; j < P * PV; j++) {
+            const char *at = w + (size_t)(j / PV) * q->panel_bytes + k * 32;
+            if (M == 1 && j % PV == 0)
+                __builtin_prefetch(at + PANEL_AHEAD);
+            vf e = panel_even((const uint32_t *)at, j % PV);
+            vf o = panel_odd((const uint32_t *)at, j % PV);
+            UNROLL
+            for (int m = 0; m < M; m++) {
+                const float *x = (const float *)rows->x[r + (size_t)m] + k;
+                even[m][j] = v_fma(v_set(x[0]), e, even[m][j]);
+                odd[m][j] = v_fma(v_set(x[1]), o, odd[m][j]);
+            }
+        }
+    }
+    if (k < q->K)
+        for (int j = 0; j < P * PV; j++)
+            for (int m = 0; m < M; m++)
+                even[m][j] = v_fma(
+                    v_set(((const float *)rows->x[r + (size_t)m])[k]),
+                    panel_even((const uint32_t *)(w + (size_t)(j / PV) * q->panel_bytes + k * 32),
+                               j % PV),
+                    even[m][j]);
+    UNROLL
+    for (int m = 0; m < M; m++)
+        UNROLL
+    for (int i = 0; i < P; i++) {
+        vf sum[PV];
+        UNROLL
+        for (int j = 0; j < PV; j++)
+            sum[j] = v_add(even[m][i * PV + j], odd[m][i * PV + j]);
+        panel_put(q, p + (size_t)i, rows->out[r + (size_t)m], sum, post);
+    }
+}
+
+#if EMBER_ISA >= 2 && EMBER_ISA < 16
+#define BF16_M 6
+#define BF16_P 2
+#define BF16_P_ONE 4
+#elif EMBER_ISA == 1
+#define BF16_M 3
+#define BF16_P 1
+#define BF16_P_ONE 2
+#else
+#define BF16_M 1
+#define BF16_P 1
+#define BF16_P_ONE 1
+#endif
+
+/* All rows against P panels; compiled once for each P. */
+INLINE void bf16_rows(const int P, const struct panels *q, size_t p, const struct panel_rows *rows,
+                      const struct post *post)
+{
+    size_t r = 0;
+#if BF16_M > 1
+    for (; r + BF16_M <= rows->n; r += BF16_M)
+        bf16_tile(BF16_M, P, q, p, rows, r, post);
+#endif
+#if BF16_M > 3
+    for (; r + 3 <= rows->n; r += 3)
+        bf16_tile(3, P, q, p, rows, r, post);
+#endif
+    for (; r < rows->n; r++)
+        bf16_tile(1, P, q, p, rows, r, post);
+}
+
+static __attribute__((unused)) void bf16_vectors(const struct panels *q,
+                                                 const struct panel_rows *rows, struct range panels,
+                                                 const struct post *post)
+{
+    size_t p = panels.first;
+    if (rows->n == 1)
+        for (; p + BF16_P_ONE <= panels.end; p += BF16_P_ONE)
+            bf16_tile(1, BF16_P_ONE, q, p, rows, 0, post);
+#if BF16_P > 1
+    else
+        for (; p + BF16_P <= panels.end; p += BF16_P)
+            bf16_rows(BF16_P, q, p, rows, post);
+#endif
+    for (; p < panels.end; p++)
+        bf16_rows(1, q, p, rows, post);
+}
+
+/* ---- integers ---- */
+
+/*
+ * x as 16-bit pairs: of each four k, (0, 2) and (1, 3), which is how the bytes of a word of w fall
+ * into even and odd ones. n is a multiple of 32, of `half` bytes a term.
+ */
+INLINE void int_pairs(const int8_t *x, size_t half, int terms, size_t n, int16_t *to)
+{
+    const uint8_t *low = (const uint8_t *)x + half;
+    for (size_t k = 0; k < n; k += 4, to += 4) {
+        for (int i = 0; i < 4; i++) {
+            int at = (i & 1) * 2 + i / 2;
+            to[at] = (int16_t)(terms == 2 ? x[k + (size_t)i] * 256 + low[k + (size_t)i]
+                                          : x[k + (size_t)i]);
+        }
+    }
+}
+
+/* The codes of a line in 16-bit lanes, less their zero points: even bytes and odd ones. high: the
+ * upper halves of the bytes. */
+INLINE void int_codes(const char *line, const int v, const enum ember_quant quant, const int high,
+                      vi zero, vi *ret_even, vi *ret_odd)
+{
+    vi w = vi_load(line + v * VL * 4);
+    if (quant == EMBER_QUANT_INT8) {
+        *ret_even = vi_sra16(vi_sll16(w, 8), 8);
+        *ret_odd = vi_sra16(w, 8);
+        return;
+    }
+    if (high)
+        w = vi_srl16(w, 4);
+    vi even = vi_and(w, vi_set16(15)), odd = vi_and(vi_srl16(w, 8), vi_set16(15));
+    if (quant == EMBER_QUANT_INT4) {
+        *ret_even = vi_sub16(even, zero);
+        *ret_odd = vi_sub16(odd, zero);
+        return;
+    }
+    *ret_even = vi_e2m1(even);
+    *ret_odd = vi_e2m1(odd);
+}
+
+/* Zero points of a group in 16-bit lanes, twice each. */
+INLINE vi int_zero(const struct panels *q, size_t p, size_t g, const int v)
+{
+    int16_t z[2 * VL];
+    for (int i = 0; i < 2 * VL; i++)
+        z[i] = q->zero ? q->zero[(p * q->groups + g) * EMBER_PANEL + (size_t)(v * VL + i / 2)] : 8;
+    return vi_load(z);
+}
+
+/* M rows, as pairs `pairs_step` elements apart, against panel p. */
+INLINE void int_tile(const int M, const enum ember_quant quant, const struct panels *q, size_t p,
+                     const int16_t *pairs, size_t pairs_step, const struct panel_rows *rows,
+                     size_t r, const struct post *post)
+{
+    const int four = quant != EMBER_QUANT_INT8;
+    const char *w = q->w + p * q->panel_bytes;
+    vf acc[4][PV];
+    for (int m = 0; m < M; m++)
+        for (int v = 0; v < PV; v++)
+            acc[m][v] = v_zero();
+    for (size_t s = 0, k = 0; k < q->K; s++) {
+        const size_t g = k / q->group, end = q->K - k < q->segment ? q->K : k + q->segment;
+        vi sum[4][PV], zero[PV];
+        UNROLL
+        for (int v = 0; v < PV; v++) {
+            zero[v] = quant == EMBER_QUANT_INT4 ? int_zero(q, p, g, v) : vi_zero();
+            UNROLL
+            for (int m = 0; m < M; m++)
+                sum[m][v] = vi_zero();
+        }
+        /* Steps of a line; of 4 bits, 32 of k are four lines, each twice. */
+        for (size_t line = four ? k / 8 : k / 4, stop = four ? (end + 31) / 32 * 4 : (end + 3) / 4;
+             line < stop; line++) {
+            UNROLL
+            for (int high = 0; high < 1 + four; high++) {
+                const size_t at = four ? line / 4 * 8 + line % 4 + (size_t)high * 4 : line;
+                UNROLL
+                for (int v = 0; v < PV; v++) {
+                    vi even, odd;
+                    int_codes(w + line * EMBER_TILE_LINE, v, quant, high, zero[v], &even, &odd);
+                    UNROLL
+                    for (int m = 0; m < M; m++) {
+                        const char *x = (const char *)(pairs + (size_t)m * pairs_step + at * 4);
+                        sum[m][v] = vi_add(sum[m][v], vi_madd16(even, vi_set_at(x)));
+                        sum[m][v] = vi_add(sum[m][v], vi_madd16(odd, vi_set_at(x + 4)));
+                    }
+                }
+            }
+        }
+        UNROLL
+        for (int v = 0; v < PV; v++) {
+            vf scale = panel_scale(q, p, g, v, quant);
+            UNROLL
+            for (int m = 0; m < M; m++)
+                acc[m][v] =
+                    v_add(acc[m][v], v_mul(v_from_int(sum[m][v]),
+                                           v_mul(v_set(rows->scale[r + (size_t)m][s]), scale)));
+        }
+        k = end;
+    }
+    for (int m = 0; m < M; m++)
+        panel_put(q, p, rows->out[r + (size_t)m], acc[m], post);
+}
+
+#define INT_PAIRS 131072 /* elements of x as pairs at a time: a quarter of a MiB */
+
+INLINE void int_vectors_of(const enum ember_quant quant, const struct panels *q,
+                           const struct panel_rows *rows, struct range panels,
+                           const struct post *post)
+{
+    _Alignas(64) int16_t pairs[INT_PAIRS];
+    const size_t half = EMBER_X8_COLUMNS(q->K), most = INT_PAIRS / half;
+    for (size_t r = 0, m; r < rows->n; r += m) {
+        m = rows->n - r >= 4 && most >= 4 ? 4 : 1;
+        for (size_t i = 0; i < m; i++)
+            int_pairs((const int8_t *)rows->x[r + i], half, q->terms, half, pairs + i * half);
+        for (size_t p = panels.first; p < panels.end; p++) {
+            if (m == 4)
+                int_tile(4, quant, q, p, pairs, half, rows, r, post);
+            else
+                int_tile(1, quant, q, p, pairs, half, rows, r, post);
+        }
+    }
+}
+
+static __attribute__((unused)) void int_vectors(enum ember_quant quant, const struct panels *q,
+                                                const struct panel_rows *rows, struct range panels,
+                                                const struct post *post)
+{
+    if (quant == EMBER_QUANT_INT4)
+        int_vectors_of(EMBER_QUANT_INT4, q, rows, panels, post);
+    else if (quant == EMBER_QUANT_FP4)
+        int_vectors_of(EMBER_QUANT_FP4, q, rows, panels, post);
+    else
+        int_vectors_of(EMBER_QUANT_INT8, q, rows, panels, post);
+}
+
+#endif

@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Products by matrix tiles. A tile of w is 16 lines of a panel, read as they are, or written out
+ * from 4 bits; a tile of x is 16 rows of 64 bytes.
+ *
+ * bf16: x is the sum of two bf16, and each tile of w meets both, the upper term first. The order of
+ * an output is that of TDPBF16PS over k in steps of 32, the same for any number of rows, so one row
+ * goes this way too: its tiles are as high as there are rows.
+ *
+ * Integers are exact, so few rows go by VPDPBUSD.
+ */
+#ifndef EMBER_KERNELS_CPU_PANEL_AMX_H
+#define EMBER_KERNELS_CPU_PANEL_AMX_H
+
+#include "kernels/cpu/ops/panel_vnni.h"
+
+/*
+ * What LDTILECFG reads. The compiler's own functions say less than what their instructions read (8
+ * bytes of this; of a tile nothing), so these say all.
+ */
+struct amx_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t row_bytes[16];
+    uint8_t rows[16];
+};
+#define AMX_LOAD(tile, from, stride)                                                               \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((long)(stride))           \
+                     : "memor"                                                                     \
+                       "y")
+#define AMX_STORE(tile, to, stride)                                                                \
+    __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((long)(stride))         \
+                     : "memory")
+#define AMX_ZERO(tile) __asm__ volatile("tilezero %tmm" #tile)
+#define AMX_BF16(c, a, b) __asm__ volatile("tdpbf16ps %tmm" #b ", %tmm" #a ", %tmm" #c)
+#define AMX_INT8(c, a, b) __asm__ volatile("tdpbssd %tmm" #b ", %tmm" #a ", %tmm" #c)
+#define AMX_UINT8(c, a, b) __asm__ volatile("tdpbusd %tmm" #b ", %tmm" #a ", %tmm" #c)
+
+/* Tiles 0 and 1 are sums of rows0 rows, 2 and 3 of rows1; 4 and 5 x of those; 6 and 7 w. `bytes` of
+ * k a step. */
+INLINE void amx_configure(size_t rows0, size_t rows1, size_t bytes)
+{
+    struct amx_config config = {.palette = 1};
+    const size_t rows[8] = {rows0, rows0, rows1, rows1, rows0, rows1, bytes / 4, bytes / 4};
+    for (int i = 0; i < 8; i++) {
+        config.rows[i] = (uint8_t)rows[i];
+        config.row_bytes[i] = (uint16_t)(i == 4 || i == 5 ? bytes : 64);
+    }
+    __asm__ volatile("ldtilecfg %0" ::"m"(config));
+}
+INLINE void amx_release(void)
+{
+    __asm__ volatile("tilerelease");
+}
+
+/* ---- bf16 ---- */
+
+/* Two bf16 whose sum is x but for 2^-17 of it. */
+INLINE void amx_split(vf x, __m256i *ret_high, __m256i *ret_low)
+{
+    __m256i high = (__m256i)_mm512_cvtneps_pbh(x);
+    vf back = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+    *ret_high = high;
+    *ret_low = (__m256i)_mm512_cvtneps_pbh(v_sub(x, back));
+}
+
+/* m <= 16 rows of K floats as tiles: of each 32 of k m rows of upper terms, then m of lower ones.
+ */
+INLINE void bf16_pack(const char *const *x, size_t m, size_t K, char *to)
+{
+    for (size_t i = 0; i < m; i++) {
+        const float *row = (const float *)x[i];
+        char *at = to + i * 64;
+        for (size_t k = 0; k < K; k += 32, at += m * 128)
+            for (size_t j = 0; j < 32; j += 16) {
+                __m256i high = _mm256_setzero_si256(), low = high;
+                if (k + j < K)
+                    amx_split(v_get(row + k + j, V_LEFT(k + j, K)), &high, &low);
+                _mm256_storeu_si256((void *)(at + j * 2), high);
+                _mm256_storeu_si256((void *)(at + m * 64 + j * 2), low);
+            }
+    }
+}
+
+/* m rows of a tile of sums in memory to their places. */
+INLINE void amx_put(const struct panels *q, size_t p, const float *sums, size_t m,
+                    float *const *out, const struct post *post)
+{
+    for (size_t i = 0; i < m; i++) {
+        vf v = v_load(sums + i * 16);
+        panel_put(q, p, out[i], &v, post);
+    }
+}
+
+/* Up to 16 rows against P <= 4 panels. */
+INLINE void amx_bf16_low(const int P, const struct panels *q, size_t p, const char *x, size_t m,
+                         float *const *out, const struct post *post)
+{
+    _Alignas(64) float sums[4][256];
+    const char *w0 = q->w + p * q->panel_bytes, *w1 = w0 + q->panel_bytes * (P > 1);
+    const char *w2 = w1 + q->panel_bytes * (P > 2), *w3 = w2 + q->panel_bytes * (P > 3);
+    const size_t steps = (q->K + 31) / 32;
+    AMX_ZERO(0);
+    AMX_ZERO(1);
+    AMX_ZERO(2);
+    AMX_ZERO(3);
+    for (size_t s = 0; s < steps; s++, x += m * 128) {
+        const size_t at = s * 1024;
+        UNROLL
+        for (size_t line = 0; line < 1024; line += 64) {
+            __builtin_prefetch(w0 + at + PANEL_AHEAD + line);
+            if (P > 1)
+                __builtin_prefetch(w1 + at + PANEL_AHEAD + line);
+            if (P > 2)
+                __builtin_prefetch(w2 + at + PANEL_AHEAD + line);
+            if (P > 3)
+                __builtin_prefetch(w3 + at + PANEL_AHEAD + line);
+        }
+        AMX_LOAD(4, x, 64);
+        AMX_LOAD(5, x + m * 64, 64);
+        AMX_LOAD(6, w0 + at, 64);
+        AMX_BF16(0, 4, 6);
+        AMX_BF16(0, 5, 6);
+        if (P > 1) {
+            AMX_LOAD(7, w1 + at, 64);
+            AMX_BF16(1, 4, 7);
+            AMX_BF16(1, 5, 7);
+        }
+        if (P > 2) {
+            AMX_LOAD(6, w2 + at, 64);
+            AMX_BF16(2, 4, 6);
+            AMX_BF16(2, 5, 6);
+        }
+        if (P > 3) {
+            AMX_LOAD(7, w3 + at, 64);
+            AMX_BF16(3, 4, 7);
+            AMX_BF16(3, 5, 7);
+        }
+    }
+    AMX_STORE(0, sums[0], 64);
+    AMX_STORE(1, sums[1], 64);
+    AMX_STORE(2, sums[2], 64);
+    AMX_STORE(3, sums[3], 64);
+    UNROLL
+    for (int j = 0; j < P; j++)
+        amx_put(q, p + (size_t)j, sums[j], m, out, post);
+}
+
+/* 16 rows and up to 16 more against P <= 2 panels. */
+INLINE void amx_bf16_high(const int P, const struct panels *q, size_t p, const char *x, size_t m,
+                          float *const *out, const struct post *post)
+{
+    _Alignas(64) float sums[4][256];
+    const char *w0 = q->w + p * q->panel_bytes, *w1 = w0 + q->panel_bytes * (P > 1);
+    const size_t steps = (q->K + 31) / 32;
+    const char *y = x + steps * 2048; /* the second sixteen, m of them */
+    AMX_ZERO(0);
+    AMX_ZERO(1);
+    AMX_ZERO(2);
+    AMX_ZERO(3);
+    for (size_t s = 0; s < steps; s++, x += 2048, y += m * 128) {
+        AMX_LOAD(4, x, 64);
+        AMX_LOAD(6, w0 + s * 1024, 64);
+        AMX_BF16(0, 4, 6);
+        AMX_LOAD(5, y, 64);
+        AMX_BF16(2, 5, 6);
+        if (P > 1) {
+            AMX_LOAD(7, w1 + s * 1024, 64);
+            AMX_BF16(1, 4, 7);
+            AMX_BF16(3, 5, 7);
+        }
+        AMX_LOAD(4, x + 1024, 64);
+        AMX_BF16(0, 4, 6);
+        AMX_LOAD(5, y + m * 64, 64);
+        AMX_BF16(2, 5, 6);
+        if (P > 1) {
+            AMX_BF16(1, 4, 7);
+            AMX_BF16(3, 5, 7);
+        }
+    }
+    AMX_STORE(0, sums[0], 64);
+    AMX_STORE(1, sums[1], 64);
+    AMX_STORE(2, sums[2], 64);
+    AMX_STORE(3, sums[3], 64);
+    UNROLL
+    for (int j = 0; j < P; j++) {
+        amx_put(q, p + (size_t)j, sums[j], 16, out, post);
+        amx_put(q, p + (size_t)j, sums[2 + j], m, out + 16, post);
+    }
+}
+
+static __attribute__((unused)) void bf16_amx(const struct panels *q, const struct panel_rows *rows,
+                                             struct range panels, const struct post *post)
+{
+    const size_t row_bytes = EMBER_X_TMP_BYTES(q->K), whole = rows->n / 32 * 32;
+    const size_t left = rows->n - whole;
+    size_t p = panels.first;
+    for (size_t next; p < panels.end; p = next) {
+        next = whole || left > 16 ? (panels.end - p < 2 ? panels.end : p + 2)
+                                  : (panels.end - p < 4 ? panels.end : p + 4);
+        const size_t n = next - p;
+        if (whole)
+            amx_configure(16, 16, 64);
+        for (size_t r = 0; r < whole; r += 32) {
+            if (n == 2)
+                amx_bf16_high(2, q, p, rows->tmp + r * row_bytes, 16, rows->out + r, post);
+            else
+                amx_bf16_high(1, q, p, rows->tmp + r * row_bytes, 16, rows->out + r, post);
+        }
+        const char *x = rows->tmp + whole * row_bytes;
+        float *const *out = rows->out + whole;
+        if (left > 16) {
+            amx_configure(16, left - 16, 64);
+            if (n == 2)
+                amx_bf16_high(2, q, p, x, left - 16, out, post);
+            else
+                amx_bf16_high(1, q, p, x, left - 16, out, post);
+        } else if (left) {
+            amx_configure(left, left, 64);
+            if (n == 4)
+                amx_bf16_low(4, q, p, x, left, out, post);
+            else if (n == 3)
+                amx_bf16_low(3, q, p, x, left, out, post);
+            else if (n == 2)
+                amx_bf16_low(2, q, p, x, left, out, post);
+            else
+                amx_bf16_low(1, q, p, x, left, out, post);
+        }
+    }
+    amx_release();
+}
+
+/* ---- integers ---- */
+
+#define AMX_ROWS_LEAST 8    /* below them vectors are as quick */
+#define AMX_CHUNK 1024      /* of k, of which two panels stay in the first-level cache */
+#define AMX_X_BYTES 262144u /* of gathered x */
+
+/* Codes of 4 bits from k on, n of them (a multiple of 32), as lines of signed bytes, less their
+ * zero points. */
+INLINE void amx_expand(enum ember_quant quant, const struct panels *q, size_t p, size_t k, size_t n,
+                       char *to)
+{
+    const char *w = q->w + p * q->panel_bytes;
+    const vi nibble = _mm512_set1_epi8(15);
+    const vi table = _mm512_broadcast_i32x4(
+        quant == EMBER_QUANT_FP4
+            ? _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+            : _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
+    for (size_t end = k + n; k < end; k += 32, to += 512) {
+        vi zero = quant == EMBER_QUANT_INT4 ? _mm512_set1_epi8(8) : vi_zero();
+        if (quant == EMBER_QUANT_INT4 && q->zero) {
+            vi z = vnni_zero(q, p, k / q->group, quant);
+            zero = _mm512_mullo_epi32(z, _mm512_set1_epi32(0x01010101));
+        }
+        UNROLL
+        for (size_t j = 0; j < 4; j++) {
+            const vi codes = vi_load(w + (k / 8 + j) * EMBER_TILE_LINE);
+            vi low = _mm512_shuffle_epi8(table, vi_and(codes, nibble));
+            vi high = _mm512_shuffle_epi8(table, vi_and(vi_srl16(codes, 4), nibble));
+            _mm512_storeu_si512((void *)(to + j * 64), _mm512_sub_epi8(low, zero));
+            _mm512_storeu_si512((void *)(to + 256 + j * 64), _mm512_sub_epi8(high, zero));
+        }
+    }
+}
+
+/* Sums of a segment to the floats: m rows of 16 at `sums`, `low` those of the second term. */
+INLINE void amx_add(const int terms, const int32_t *sums, const int32_t *low, size_t m,
+                    const float *const *scales, size_t s, vf scale, float *acc)
+{
+    for (size_t i = 0; i < m; i++) {
+        vi sum = vi_load(sums + i * 16);
+        if (terms == 2)
+            sum = vi_add(_mm512_slli_epi32(sum, 8), vi_load(low + i * 16));
+        v_store(acc + i * 32, v_add(v_load(acc + i * 32),
+                                    v_mul(v_from_int(sum), v_mul(v_set(scales[i][s]), scale))));
+    }
+}
+
+/* What the rows of a part have in common. */
+struct amx_part {
+    const struct panels *q;
+    enum ember_quant quant;
+    const char *x;              /* rows `stride` bytes apart */
+    size_t stride, bytes, p, n; /* bytes of k a step; panels p and, if n is 2, p + 1 */
+    const char *w[2];           /* lines of the chunk, one behind another */
+};
+
+/* k .. end - 1 of one term for up to 32 rows: rows r .. r + m - 1, m > 16 or not. */
+INLINE void amx_one(const struct amx_part *a, size_t r, size_t m, size_t first, size_t k,
+                    size_t end, const float *const *scales, float *acc)
+{
+    _Alignas(64) int32_t sums[4][256];
+    const size_t s = k / a->q->segment, g = k / a->q->group;
+    const char *x = a->x + r * a->stride, *y = x + 16 * a->stride;
+    const int two = a->n == 2, high = m > 16;
+    AMX_ZERO(0);
+    AMX_ZERO(1);
+    AMX_ZERO(2);
+    AMX_ZERO(3);
+    for (; k < end; k += a->bytes) {
+        const size_t at = (k - first) * 16;
+        AMX_LOAD(4, x + k, a->stride);
+        AMX_LOAD(6, a->w[0] + at, 64);
+        AMX_INT8(0, 4, 6);
+        if (two) {
+            AMX_LOAD(7, a->w[1] + at, 64);
+            AMX_INT8(1, 4, 7);
+        }
+        if (high) {
+            AMX_LOAD(5, y + k, a->stride);
+            AMX_INT8(2, 5, 6);
+            if (two)
+                AMX_INT8(3, 5, 7);
+        }
+    }
+    AMX_STORE(0, sums[0], 64);
+    AMX_STORE(1, sums[1], 64);
+    if (high) {
+        AMX_STORE(2, sums[2], 64);
+        AMX_STORE(3, sums[3], 64);
+    }
+    for (size_t j = 0; j < a->n; j++) {
+        const vf scale = panel_scale(a->q, a->p + j, g, 0, a->quant);
+        amx_add(1, sums[j], NULL, high ? 16 : m, scales + r, s, scale, acc + r * 32 + j * 16);
+        if (high)
+            amx_add(1, sums[2 + j], NULL, m - 16, scales + r + 16, s, scale,
+                    acc + (r + 16) * 32 + j * 16);
+    }
+}
+
+/* The same with x in two terms, for up to 16 rows. */
+INLINE void amx_two(const struct amx_part *a, size_t r, size_t m, size_t first, size_t k,
+                    size_t end, const float *const *scales, float *acc)
+{
+    _Alignas(64) int32_t sums[4][256];
+    const size_t s = k / a->q->segment, g = k / a->q->group, half = EMBER_X8_COLUMNS(a->q->K);
+    const char *x = a->x + r * a->stride;
+    const int two = a->n == 2;
+    AMX_ZERO(0);
+    AMX_ZERO(1);
+    AMX_ZERO(2);
+    AMX_ZERO(3);
+    for (; k < end; k += a->bytes) {
+        const size_t at = (k - first) * 16;
+        AMX_LOAD(4, x + k, a->stride);
+        AMX_LOAD(5, x + half + k, a->stride);
+        AMX_LOAD(6, a->w[0] + at, 64);
+        AMX_INT8(0, 4, 6);
+        AMX_UINT8(2, 5, 6);
+        if (two) {
+            AMX_LOAD(7, a->w[1] + at, 64);
+            AMX_INT8(1, 4, 7);
+            AMX_UINT8(3, 5, 7);
+        }
+    }
+    AMX_STORE(0, sums[0], 64);
+    AMX_STORE(1, sums[1], 64);
+    AMX_STORE(2, sums[2], 64);
+    AMX_STORE(3, sums[3], 64);
+    for (size_t j = 0; j < a->n; j++)
+        amx_add(2, sums[j], sums[2 + j], m, scales + r, s,
+                panel_scale(a->q, a->p + j, g, 0, a->quant), acc + r * 32 + j * 16);
+}
+
+/* One chunk of k of two panels: all rows over it, while it is in the first-level cache. */
+INLINE void amx_chunk(const struct amx_part *a, size_t n, size_t first, size_t end,
+                      const float *const *scales, float *acc)
+{
+    const size_t height = a->q->terms == 2 ? 16 : 32;
+    size_t shape = 0;
+    for (size_t r = 0, m; r < n; r += m) {
+        m = n - r < height ? n - r : height;
+        if (m != shape)
+            amx_configure(m < 16 ? m : 16, a->q->terms == 2 ? m : m > 16 ? m - 16 : 1, a->bytes);
+        shape = m;
+        for (size_t k = first, stop; k < end; k = stop) {
+            stop = end - k < a->q->segment ? end : k + a->q->segment;
+            if (a->q->terms == 2)
+                amx_two(a, r, m, first, k, stop, scales, acc);
+            else
+                amx_one(a, r, m, first, k, stop, scales, acc);
+        }
+    }
+}
+
+/* n <= PANEL_ROWS rows of x, `stride` bytes apart. */
+INLINE void amx_rows(enum ember_quant quant, const struct panels *q, const char *x, size_t stride,
+                     size_t n, const float *const *scales, float *const *out, struct range panels,
+                     const struct post *post)
+{
+    _Alignas(64) char lines[2][AMX_CHUNK * EMBER_PANEL];
+    _Alignas(64) float acc[PANEL_ROWS * 32];
+    const int four = quant != EMBER_QUANT_INT8;
+    const size_t chunk = q->segment > AMX_CHUNK ? q->segment : AMX_CHUNK / q->segment * q->segment;
+    struct amx_part a = {
+        .q = q, .quant = quant, .x = x, .stride = stride, .bytes = q->segment % 64 ? 32 : 64};
+    if (q->segment >= q->K)
+        a.bytes = 64;
+    for (a.p = panels.first; a.p < panels.end; a.p += a.n) {
+        a.n = panels.end - a.p < 2 ? 1 : 2;
+        for (size_t i = 0; i < n; i++) {
+            v_store(acc + i * 32, v_zero());
+            v_store(acc + i * 32 + 16, v_zero());
+        }
+        for (size_t k = 0, end; k < q->K; k = end) {
+            end = q->K - k < chunk ? q->K : k + chunk;
+            for (size_t j = 0; j < a.n; j++) {
+                a.w[j] = q->w + (a.p + j) * q->panel_bytes + k * EMBER_PANEL;
+                if (!four)
+                    continue;
+                /* A step of 64 may read behind them: x is zero there. */
+                amx_expand(quant, q, a.p + j, k, (end - k + 31) / 32 * 32, lines[j]);
+                a.w[j] = lines[j];
+            }
+            amx_chunk(&a, n, k, end, scales, acc);
+        }
+        for (size_t i = 0; i < n; i++)
+            for (size_t j = 0; j < a.n; j++) {
+                vf v = v_load(acc + i * 32 + j * 16);
+                panel_put(q, a.p + j, out[i], &v, post);
+            }
+    }
+    amx_release();
+}
+
+static __attribute__((unused)) void int_amx(enum ember_quant quant, const struct panels *q,
+                                            const struct panel_rows *rows, struct range panels,
+                                            const struct post *post)
+{
+    _Alignas(64) char gathered[AMX_X_BYTES];
+    const size_t row = EMBER_X8_COLUMNS(q->K) * (size_t)q->terms;
+    const size_t most = rows->stride ? rows->n : AMX_X_BYTES / row;
+    if (rows->n < AMX_ROWS_LEAST || most < 16 ||
+        (quant != EMBER_QUANT_INT8 && q->segment > AMX_CHUNK)) {
+        int_vnni(quant, q, rows, panels, post);
+        return;
+    }
+    for (size_t r = 0, n; r < rows->n; r += n) {
+        n = rows->n - r < most ? rows->n - r : most;
+        if (!rows->stride)
+            for (size_t i = 0; i < n; i++)
+                __builtin_memcpy(gathered + i * row, rows->x[r + i], row);
+        amx_rows(quant, q, rows->stride ? rows->x[r] : gathered, rows->stride ? rows->stride : row,
+                 n, rows->scale + r, rows->out + r, panels, post);
+    }
+}
+
+#endif

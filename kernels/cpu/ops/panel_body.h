@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which body of panel products a variant uses. */
+#ifndef EMBER_KERNELS_CPU_PANEL_BODY_H
+#define EMBER_KERNELS_CPU_PANEL_BODY_H
+
+#if EMBER_ISA == 4
+#include "kernels/cpu/ops/panel_amx.h"
+#elif EMBER_ISA == 3
+#include "kernels/cpu/ops/panel_vnni.h"
+#else
+#include "kernels/cpu/ops/panel.h"
+#endif
+
+INLINE void bf16_panels(const struct panels *q, const struct panel_rows *rows, struct range panels,
+                        const struct post *post)
+{
+#if EMBER_ISA == 4
+    bf16_amx(q, rows, panels, post);
+#else
+    bf16_vectors(q, rows, panels, post);
+#endif
+}
+
+INLINE void int_panels(enum ember_quant quant, const struct panels *q,
+                       const struct panel_rows *rows, struct range panels, const struct post *post)
+{
+#if EMBER_ISA == 4
+    int_amx(quant, q, rows, panels, post);
+#elif EMBER_ISA == 3
+    int_vnni(quant, q, rows, panels, post);
+#else
+    int_vectors(quant, q, rows, panels, post);
+#endif
+}
+
+#if EMBER_ISA != 4
+/* m rows of K floats to what bf16_panels reads; these bodies read the floats. */
+INLINE void bf16_pack(const char *const *x, size_t m, size_t K, char *to)
+{
+    (void)x, (void)m, (void)K, (void)to;
+}
+#endif
+
+#endif
