@@ -628,6 +628,27 @@ static void check_whole(struct parse *p)
         bad(p, "not with stream: true");
 }
 
+/*
+ * Memory that a text takes once it is parsed, in units of some 40 bytes: a number is one, a list or
+ * an object nearly ten.
+ */
+static bool takes_too_much(const char *body, size_t len)
+{
+    size_t units = 0;
+    bool in_string = false;
+
+    for (size_t i = 0; i < len && units <= API_UNITS_MAX; i++) {
+        char c = body[i];
+        if (c == '"')
+            in_string = !in_string;
+        else if (in_string)
+            i += c == '\\';
+        else
+            units += c == '[' || c == '{' ? 9 : c == ',' || c == ':';
+    }
+    return units > API_UNITS_MAX;
+}
+
 int api_parse(enum api_kind kind, const char *body, size_t len, struct api_request *ret,
               struct api_error *fail)
 {
@@ -647,6 +668,14 @@ int api_parse(enum api_kind kind, const char *body, size_t len, struct api_reque
     ember__v1__sampling__init(&ret->sampling);
     ret->sampling.temperature = 1;
     *fail = (struct api_error){0};
+    if (takes_too_much(body, len)) {
+        fail->status = 413;
+        fail->code = "request_too_large";
+        return error_set(&fail->err, EINVAL,
+                         "the body has too many values: more than %u units, of "
+                         "which a number is 1 and a list or an object 9",
+                         API_UNITS_MAX);
+    }
     ret->json = json_loadb(body, len, JSON_REJECT_DUPLICATES, &e);
     if (!ret->json || !json_is_object(ret->json)) {
         fail->status = 400;

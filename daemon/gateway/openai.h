@@ -16,6 +16,7 @@
 
 #define API_N_MAX 128
 #define API_CHOICES_MAX 4096
+#define API_UNITS_MAX 5000000 /* of what a body holds once it is parsed */
 #define API_LOGPROBS_MAX 20
 #define API_STOPS_MAX 64
 #define API_UNKNOWN_MAX 8

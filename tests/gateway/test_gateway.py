@@ -235,6 +235,16 @@ class Api(Case):
         self.assertNotEqual(self.g.complete(STORY, **{**body, "seed": 8})["choices"][0]["text"],
                             first)
 
+    def test_small_bodies_that_take_much_memory(self):
+        """Parsed, an empty list is a hundred times its text; numbers are left alone."""
+        many = ",".join(["[]"] * 700000)
+        before = self.g.rss()
+        self.fails(413, "/v1/completions", f'{{"model": "ember-tiny", "prompt": "x", "user": [{many}]}}',
+                   "too many values", "request_too_large")
+        self.assertLess(self.g.rss() - before, 64 << 20)
+        ids = self.g.request("POST", "/v1/completions", {"model": "ember-tiny", "prompt": [5] * 1000000})
+        self.assertEqual((ids[0], ids[2]["error"]["code"]), (400, "context_length_exceeded"))
+
     def test_equal_prompts_are_drawn_for_each(self):
         """Unless the client has given the seed: then each is what it is alone."""
         body = {"temperature": 1, "max_tokens": 12, "n": 2}
