@@ -77,6 +77,7 @@ static void on_gone(void *user)
 
     log_debug("client gone", "request=%s", job->id);
     job->http = NULL;
+    atomic_store(&job->gone, true);
     if (job->n_live)
         job_cancel(job); /* the last part's end frees it */
     else
@@ -250,6 +251,8 @@ static void run_prepare(struct work *work)
 {
     struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
 
+    if (atomic_load(&job->gone))
+        return;
     if (text_prepare(job->model->text, &job->api, &job->fail) < 0 && !job->fail.status)
         job->fail.status = 400;
     truncate_prompts(job);
@@ -267,7 +270,8 @@ static void run_compile(struct work *work)
 {
     struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
 
-    grammar_of_request(job->gw->grammars, &job->api, &job->grammar, &job->fail);
+    if (!atomic_load(&job->gone))
+        grammar_of_request(job->gw->grammars, &job->api, &job->grammar, &job->fail);
 }
 
 static void prepared(struct work *work)
@@ -372,7 +376,8 @@ static void run_parse(struct work *work)
 {
     struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
 
-    api_parse(job->kind, job->body, job->body_len, &job->api, &job->fail);
+    if (!atomic_load(&job->gone))
+        api_parse(job->kind, job->body, job->body_len, &job->api, &job->fail);
     free(TAKE(job->body));
 }
 

@@ -3,6 +3,8 @@
 #ifndef EMBER_DAEMON_GATEWAY_REQUEST_H
 #define EMBER_DAEMON_GATEWAY_REQUEST_H
 
+#include <stdatomic.h>
+
 #include "daemon/gateway/gateway.h"
 #include "daemon/gateway/grammar.h"
 #include "daemon/gateway/message.h"
@@ -16,7 +18,7 @@
     X(PARSING, "a worker parses the body")                                                         \
     X(FINDING, "emberd's list of models")                                                          \
     X(READING, "the model's tokenizer")                                                            \
-    X(PREPARING, "a worker renders and tokenizes")                                                 \
+    X(PREPARING, "workers render, tokenize, compile its grammar")                                  \
     X(RUNNING, "the scheduler has its parts")
 
 enum job_state {
@@ -72,6 +74,7 @@ struct gw_job {
     enum job_state state;
     struct work work;
     bool with_worker;
+    atomic_bool gone; /* its client is: workers need not begin */
     unsigned held;
     enum api_kind kind;
     char *body;

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import time
 import unittest
 
 from gateway import Stack, together, wait_until
@@ -206,6 +207,21 @@ class Crowds(unittest.TestCase):
         for t in threads:
             t.join()
         self.assertEqual(ended, [400] * 4)
+
+    def test_nothing_is_compiled_for_those_who_have_left(self):
+        def slow(i):
+            return {"model": "ember-tiny", "prompt": "a",
+                    "guided_json": obj(**{f"p{k}": INTEGER for k in range(3000 + i)}, required=[])}
+        begin = time.monotonic()
+        self.assertEqual(self.g.request("POST", "/v1/completions", slow(0))[0], 400)
+        one = time.monotonic() - begin
+        for i in range(40):
+            c = self.g.connect()
+            c.request("POST", "/v1/completions", json.dumps(slow(i + 1)))
+            c.close()
+        begin = time.monotonic()
+        self.g.complete("a", guided_regex="[b-d]{3}")
+        self.assertLess(time.monotonic() - begin, 10 * one)  # of 40, two at a time
 
 
 class Failover(unittest.TestCase):
