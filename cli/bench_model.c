@@ -14,6 +14,7 @@
 #include "base/value.h"
 #include "cli/measure.h"
 #include "cli/output.h"
+#include "cli/quant_options.h"
 #include "cli/shapes.h"
 
 #define STEPS_MAX 400
@@ -96,10 +97,12 @@ static int settle(struct bench_model *m, struct error *err)
 int bench_model_open(struct bench_model *m, const struct verb_call *call, uint32_t tokens,
                      struct error *err)
 {
-    struct load_options load = {0};
+    _cleanup_free_ char *quant = NULL;
 
     m->loaded = (struct loaded){.weights = -1, .manifest = -1};
-    int r = load_checkpoint(m->dir, &load, &m->loaded, err);
+    int r = cli_quant(call, &quant, err);
+    if (r == 0)
+        r = load_checkpoint(m->dir, &(struct load_options){.quant = quant}, &m->loaded, err);
     if (r == 0)
         r = read_manifest(m, err);
     if (r < 0)
@@ -172,6 +175,12 @@ static void attention_cost(const struct ember_op *op, const struct bench_load *l
                   (double)(op->i[ATTN_I_DK] + op->i[ATTN_I_DV]);
 }
 
+/* Columns of a product: x as integers is stored in other widths, and then K is said. */
+static double columns_of(int64_t k, const struct ember_tensor *x)
+{
+    return k ? (double)k : x->dim[1];
+}
+
 static void op_cost(const struct ember_op *op, const struct bench_load *load, struct step_cost *ret)
 {
     double rows = op->rows == EMBER_ROWS_LOGITS ? load->seqs : (double)load->seqs * load->tokens;
@@ -182,11 +191,13 @@ static void op_cost(const struct ember_op *op, const struct bench_load *load, st
     if (op->kind == EMBER_OP_EMBED)
         bytes = rows * (double)op->t[EMBED_TABLE].row_stride;
     if (op->kind == EMBER_OP_LINEAR)
-        ret->flops += 2 * rows * op->t[LINEAR_OUT].dim[1] * op->t[LINEAR_X].dim[1];
+        ret->flops +=
+            2 * rows * op->t[LINEAR_OUT].dim[1] * columns_of(op->i[LINEAR_I_K], &op->t[LINEAR_X]);
     if (op->kind == EMBER_OP_MOE_LINEAR) {
         double topk = (double)op->i[MOE_I_TOPK];
         bytes *= experts_hit(op->t[MOE_W].dim[0], topk, rows);
-        ret->flops += 2 * rows * topk * op->t[MOE_OUT].dim[1] * op->t[MOE_X].dim[1];
+        ret->flops +=
+            2 * rows * topk * op->t[MOE_OUT].dim[1] * columns_of(op->i[MOE_I_K], &op->t[MOE_X]);
     }
     if (op->kind == EMBER_OP_ATTENTION)
         attention_cost(op, load, ret);

@@ -31,7 +31,8 @@ struct bench_model {
 int bench_model_find(const struct verb_call *call, const char *name, uint32_t layers,
                      char **ret_dir, struct error *err);
 
-/* Loads model->dir and opens an engine with --threads and --isa that holds `tokens` of KV. */
+/* Loads model->dir as --quant says and opens an engine with --threads and --isa that holds `tokens`
+ * of KV. */
 int bench_model_open(struct bench_model *model, const struct verb_call *call, uint32_t tokens,
                      struct error *err);
 void bench_model_free(struct bench_model *model);

@@ -104,6 +104,7 @@ static const struct verb_option bench_kernels_options[] = {
         {"isa", VALUE_ENUM, .limits = CLI_ISAS, .help = "force this variant of the CPU kernels"},  \
         {"kv-type", VALUE_ENUM, .fallback = "auto", .limits = KV_CHOICES,                          \
          .help = "what K and V are kept in"},                                                      \
+        CLI_QUANT_OPTIONS,                                                                         \
         {"seconds", VALUE_REAL, .fallback = "3", .limits = "0..600",                               \
          .help = "to spend on each figure"},                                                       \
     {                                                                                              \
@@ -258,9 +259,13 @@ static const struct verb verbs[] = {
      "same run over the bytes that must be read, attention behind a long context, what replaying "
      "the graph costs beside its kernels, and where the time goes. SHAPE (see bench spawn; default "
      "qwen3-0.6b) may also be qwen3-30b-a3b, which needs --layers on most machines.",
-     bench_decode_options, "bench decode qwen3-4b --context 0\t\n", run_bench_decode},
+     bench_decode_options,
+     "bench decode qwen3-4b --context 0\t\n"
+     "bench decode --quant q8\tquantised while it is loaded\n",
+     run_bench_decode},
     {"bench prefill", "[SHAPE|DIR...]", "measure a prompt through the engine in this process",
-     "As bench decode; the share is of the multiply-adds that the processor does in registers.",
+     "As bench decode; the share is of the multiply-adds that the processor does in registers: "
+     "with --quant of int8, without of bf16.",
      bench_prefill_options, "bench prefill --tokens 256\t\n", run_bench_prefill},
     {"bench grammar", "[DIR|FILE]",
      "measure structured output: compiling grammars, masks of tokens",
