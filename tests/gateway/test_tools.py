@@ -289,6 +289,26 @@ class Tools(unittest.TestCase):
                 "model": "hermes", "messages": ASK, **more})
             self.assertEqual((status, r["error"]["param"]), (400, field))
 
+    def test_tokens_that_the_model_has_no_row_for(self):
+        """A tokenizer may know more than its model: a step with such a token would fail for all in it."""
+        folder = f"{self.stack.folder}/models/beyond"
+        make_model(folder, "", "")
+        with open(f"{folder}/tokenizer.json") as f:
+            tokenizer = json.load(f)
+        tokenizer["added_tokens"].append({"id": 4096, "content": "<beyond>", "special": True, "lstrip": False,
+                                          "rstrip": False, "single_word": False, "normalized": False})
+        with open(f"{folder}/tokenizer.json", "w") as f:
+            json.dump(tokenizer, f)
+        subprocess.run([EMBERCTL, "load", "--socket", self.stack.emberd.socket, folder], check=True,
+                       stdout=subprocess.DEVNULL, timeout=60)
+        wait_until(lambda: "beyond" in {m["id"] for m in self.stack.gateway.get("/v1/models")[2]["data"]}, "listed")
+        for field, body in (("prompt", {"prompt": "a <beyond> b"}), ("prompt", {"prompt": [4096]}),
+                            ("logit_bias", {"prompt": "a", "logit_bias": {"4096": 1}})):
+            status, _, r = self.stack.gateway.request("POST", "/v1/completions", {"model": "beyond", **body})
+            self.assertEqual((status, r["error"]["param"]), (400, field))
+            self.assertIn("4096", r["error"]["message"])
+        self.assertNotIn("step refused", self.stack.gateway.text())
+
     def test_a_wrong_parser_is_named(self):
         for option, word in (("--tool-parser=hermse", "hermse"), ("--reasoning-parser=x1", "x1"),
                              ("--per-model=half tool-parser=nope", "nope")):
