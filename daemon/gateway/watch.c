@@ -196,8 +196,10 @@ static void start_watch(struct fleet *fleet)
 
     if (grpc_client_start(fleet->client, "/ember.v1.Ember/WatchInstances", &request.base,
                           &ember__v1__instance_event__descriptor, GRPC_NO_TIMEOUT, &callbacks,
-                          fleet, &fleet->watching, NULL) < 0)
+                          fleet, &fleet->watching, NULL) < 0) {
         fleet->watching = NULL;
+        fleet_list(fleet->gw); /* says whether it has gone */
+    }
 }
 
 void fleet_watch(struct gw *gw)
