@@ -216,6 +216,32 @@ static const struct verb verbs[] = {
      "refusal. Prints the first differing character of each mismatch with what surrounds it.",
      verify_template_options, "verify template --template chat_template.jinja expected.json\t\n",
      run_verify_template},
+    {"pack", "DIR", "write a checkpoint as a pack",
+     "A pack holds the weights as they are in memory, so that a load is a plain read: the same "
+     "numbers, nothing rounded. Interrupted or killed, it goes on where it was when it is asked "
+     "again. Load it by its file's name. With --quant matrices are quantised first, and the "
+     "error of each layer and tensor is printed (the root of the mean square of differences over "
+     "that of values). No daemon is needed.",
+     pack_options,
+     "pack ./Qwen3-0.6B --quant q4 --text wiki.txt\t4 bits a weight, and what it costs\n"
+     "pack ./Qwen3-0.6B -o /packs/qwen3.pack\t\n",
+     run_pack},
+    {"pack verify", "FILE...", "read packs and compare every checksum",
+     "Damaged segments are named with their tensors; exit 1 when there are any, 4 when a file is "
+     "not there.",
+     NULL, "pack verify /packs/*.pack\t\n", run_pack_verify},
+    {"perplexity", "DIR",
+     "how well a checkpoint predicts a text, and what quantising costs of that",
+     "The exponential of the mean of -ln p over the text's tokens, each predicted from those "
+     "before it "
+     "in its window. With --quant or --kv-type the checkpoint is run as it is and then so. No "
+     "daemon is "
+     "needed.",
+     perplexity_options,
+     "perplexity ./Qwen3-0.6B --quant q4\tbefore and after\n"
+     "perplexity ./Qwen3-0.6B --kv-type int8\twhat K and V in 8 bits cost\n"
+     "perplexity ./Qwen3-0.6B --quant q4 --keep 'layers\\.0\\.' --text wiki.txt\t\n",
+     run_perplexity},
     {"cache ls", "", "list cached kernels, graphs and records", NULL, cache_options,
      "cache ls --cache-dir=/var/cache/emberd\tanother user's, or a copy\n", run_cache_ls},
     {"cache show", "KEY", "one entry and what it depends on",
@@ -250,6 +276,14 @@ static const struct verb verbs[] = {
      "bench load models/ember-tiny\t\n"
      "bench load ./Qwen3-0.6B q8.pack q4.pack\tpacks against the checkpoint\n",
      run_bench_load},
+    {"bench serve", "[SHAPE|DIR...]", "measure serving, on a private emberd and gateway",
+     "Scheduler and gateway costs, streams together against one alone, times to the first token "
+     "alone, under load, with a shared prefix and from a parked model, fairness, an instance "
+     "killed "
+     "under 32 streams, scrapes of /metrics; each beside its target. SHAPE (see bench spawn; "
+     "default "
+     "qwen3-0.6b) gets a made-up tokenizer.",
+     bench_serve_options, "bench serve tiny\t\n", run_bench_serve},
     {"bench kernels", "", "measure CPU kernels, specialised against not",
      "Prints each kernel's time and its fraction of the limit measured in the same run.",
      bench_kernels_options, "bench kernels --model 0.6B --kernel attention\t\n", run_bench_kernels},
@@ -274,39 +308,6 @@ static const struct verb verbs[] = {
      "compiling takes, and a mask of the tokens that may follow: where nobody has been before (on "
      "average, and the worst one), and where somebody has.",
      NULL, "bench grammar ./Qwen3-0.6B\t\n", run_bench_grammar},
-    {"pack", "DIR", "write a checkpoint as a pack",
-     "A pack holds the weights as they are in memory, so that a load is a plain read: the same "
-     "numbers, nothing rounded. Interrupted or killed, it goes on where it was when it is asked "
-     "again. Load it by its file's name. With --quant matrices are quantised first, and the "
-     "error of each layer and tensor is printed (the root of the mean square of differences over "
-     "that of values). No daemon is needed.",
-     pack_options,
-     "pack ./Qwen3-0.6B --quant q4 --text wiki.txt\t4 bits a weight, and what it costs\n"
-     "pack ./Qwen3-0.6B -o /packs/qwen3.pack\t\n",
-     run_pack},
-    {"pack verify", "FILE...", "read packs and compare every checksum",
-     "Damaged segments are named with their tensors; exit 1 when there are any.", NULL,
-     "pack verify /packs/*.pack\t\n", run_pack_verify},
-    {"bench serve", "[SHAPE|DIR...]", "measure serving, on a private emberd and gateway",
-     "Scheduler and gateway costs, streams together against one alone, times to the first token "
-     "alone, under load, with a shared prefix and from a parked model, fairness, an instance "
-     "killed "
-     "under 32 streams, scrapes of /metrics; each beside its target. SHAPE (see bench spawn; "
-     "default "
-     "qwen3-0.6b) gets a made-up tokenizer.",
-     bench_serve_options, "bench serve tiny\t\n", run_bench_serve},
-    {"perplexity", "DIR",
-     "how well a checkpoint predicts a text, and what quantising costs of that",
-     "The exponential of the mean of -ln p over the text's tokens, each predicted from those "
-     "before it "
-     "in its window. With --quant or --kv-type the checkpoint is run as it is and then so. No "
-     "daemon is "
-     "needed.",
-     perplexity_options,
-     "perplexity ./Qwen3-0.6B --quant q4\tbefore and after\n"
-     "perplexity ./Qwen3-0.6B --kv-type int8\twhat K and V in 8 bits cost\n"
-     "perplexity ./Qwen3-0.6B --quant q4 --keep 'layers\\.0\\.' --text wiki.txt\t\n",
-     run_perplexity},
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",
      "CONFIG is a real config.json or the name of a shape (see bench spawn). No tokenizer is "
      "written: "

@@ -85,6 +85,8 @@ static void cell(const json_t *value, enum column_kind kind, char *buf, size_t s
         snprintf(buf, size, "%.0f s", json_number_value(value));
     else if (kind == COLUMN_ERROR)
         snprintf(buf, size, "%.1e", json_number_value(value));
+    else if (kind == COLUMN_CHANGE)
+        snprintf(buf, size, "%+.2f %%", 100 * json_number_value(value));
     else if (json_is_integer(value))
         snprintf(buf, size, "%lld", (long long)json_integer_value(value));
     else if (json_is_real(value))

@@ -30,7 +30,8 @@ enum column_kind {
     COLUMN_BYTES,
     COLUMN_MS,
     COLUMN_SECONDS,
-    COLUMN_ERROR
+    COLUMN_ERROR,
+    COLUMN_CHANGE /* a share of what was: percent, with a sign */
 };
 
 struct column {

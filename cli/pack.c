@@ -71,7 +71,7 @@ static const struct column quantised_columns[] = {
     {"tokens", "tokens predicted", COLUMN_NUMBER},
     {"perplexity", "perplexity before", COLUMN_NUMBER},
     {"quantised_perplexity", "perplexity now", COLUMN_NUMBER},
-    {"change", "change", COLUMN_NUMBER},
+    {"change", "change", COLUMN_CHANGE},
     {0}};
 
 static int write_pack(const struct verb_call *call, const char *dir, const char *quant,
@@ -163,12 +163,13 @@ static int verify_one(const struct verb_call *call, const char *path, json_t *li
         json_array_append_new(damage, json_string(error_text(&err)));
     row = pack ? describe(path, pack) : json_pack("{s:s}", "file", path);
     size_t n = json_array_size(damage);
-    json_object_set_new(row, "result", json_string(n ? "damaged" : "whole"));
+    bool unread = r == -ENOENT || r == -EACCES || r == -EISDIR || r == -ECANCELED;
+    json_object_set_new(row, "result", json_string(unread ? "unread" : n ? "damaged" : "whole"));
     for (size_t i = 0; i < n && !cli_json(call); i++)
         fprintf(stderr, "%s\n", json_string_value(json_array_get(damage, i)));
     json_object_set_new(row, "damage", damage);
     json_array_append_new(list, row);
-    return n ? CLI_FAILED : CLI_OK;
+    return r == -ENOENT ? CLI_NOT_FOUND : n ? CLI_FAILED : CLI_OK;
 }
 
 int run_pack_verify(const struct verb_call *call)
@@ -184,9 +185,10 @@ int run_pack_verify(const struct verb_call *call)
     int status = CLI_OK;
 
     cli_catch_interrupts();
-    for (int i = 0; i < call->argc; i++)
-        if (verify_one(call, call->argv[i], list) != CLI_OK)
-            status = CLI_FAILED;
+    for (int i = 0; i < call->argc && !cli_interrupted; i++) {
+        int one = verify_one(call, call->argv[i], list);
+        status = status == CLI_FAILED || one == CLI_OK ? status : one;
+    }
     cli_print_list(call, list, columns, "");
     return cli_interrupted ? CLI_INTERRUPTED : status;
 }

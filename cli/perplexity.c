@@ -37,7 +37,7 @@ static int print(const struct verb_call *call, const char *dir, const char *chan
                                          {"load_ms", "loaded in", COLUMN_MS},
                                          {"changed", "changed to", 0},
                                          {"changed_perplexity", "perplexity then", 0},
-                                         {"change", "change", 0},
+                                         {"change", "change", COLUMN_CHANGE},
                                          {"changed_weights_bytes", "weights then", COLUMN_BYTES},
                                          {"changed_load_ms", "loaded in then", COLUMN_MS},
                                          {0}};

@@ -17,6 +17,7 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "model/model.h"
+#include "model/pack.h"
 
 struct load_options {
     uint32_t threads;  /* 0: one a processor, at most 8 */
@@ -45,7 +46,8 @@ struct loaded {
     struct digest key;    /* of the checkpoint that was read: checkpoint_key() */
     double ms;
     bool from_pack;
-    bool converted;    /* not a plain copy: a pack would spare work */
+    char recipe[PACK_RECIPE_MAX + 1]; /* of that pack: how it was quantised; or "" */
+    bool converted;                   /* not a plain copy: a pack would spare work */
     uint32_t repaired; /* segments of a pack that were made again from the checkpoint */
     char notice[256];  /* what the operator should hear: damage, a pack of another build; or "" */
 };

@@ -219,6 +219,7 @@ int load_pack(const char *path, const struct load_options *options, struct loade
     loading.dir = dir;
     loading.layout = (struct weights_layout *)pack_layout(pack); /* its digest is the pack's */
     loaded.key = pack_info(pack)->key;
+    snprintf(loaded.recipe, sizeof loaded.recipe, "%s", pack_info(pack)->recipe);
     r = loading_begin(&loading, pack_model(pack), err);
     if (r == 0)
         r = fill_from_pack(&load, &loading, err);

@@ -205,10 +205,12 @@ static void reading_done(struct work *work)
     } else {
         char tools[CHAT_NAME_SIZE], reasoning[CHAT_NAME_SIZE];
         log_info("model known", "model=%s vocab=%u chat=%s tool-parser=%s reasoning-parser=%s",
-                 model->name, model->text->vocab_size,
-                 model->text->chat ? "yes" : error_text(&model->text->chat_error),
+                 model->name, model->text->vocab_size, model->text->chat ? "yes" : "no",
                  chat_tools_name(model->text->form.tools, tools),
                  chat_reasoning_name(model->text->form.reasoning, reasoning));
+        if (!model->text->chat)
+            log_info("model cannot chat", "model=%s reason=\"%s\"", model->name,
+                     error_text(&model->text->chat_error));
         take_up(model);
     }
     request_model_ready(model, model->text ? NULL : &err);

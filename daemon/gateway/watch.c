@@ -98,8 +98,10 @@ static void on_listed(struct grpc_client_call *call, enum grpc_status status, co
     char why[256];
 
     fleet->listing = NULL;
-    if (fleet->connected != (status == GRPC_OK))
-        log_info(status == GRPC_OK ? "emberd reached" : "emberd lost", "text=\"%s\"", text);
+    if (!fleet->connected && status == GRPC_OK)
+        log_info("emberd reached", "");
+    else if (fleet->connected && status != GRPC_OK)
+        log_info("emberd lost", "reason=\"%s\"", text);
     if (status == GRPC_OK)
         fleet->connected = true;
     else

@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/utf8.h"
 #include "daemon/link.h"
 #include "ember/v1/internal.pb-c.h"
 #include "engine/load.h"
@@ -128,6 +129,7 @@ static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
     done.digest = digest_hex(&loaded.digest, hex);
     done.ms = loaded.ms;
     done.from_pack = loaded.from_pack;
+    done.recipe = utf8_valid(loaded.recipe) ? loaded.recipe : "";
     done.pack_wanted = loaded.converted;
     done.key.data = loaded.key.bytes;
     done.key.len = sizeof loaded.key.bytes;

@@ -37,7 +37,7 @@ void mgr_describe_model(const struct mgr_model *m, Ember__V1__Model *ret)
     ret->load_ms = (double)m->load_ns / 1e6;
     ret->idle_seconds = m->used_ns && now > m->used_ns ? (double)(now - m->used_ns) / 1e9 : 0;
     ret->digest = (char *)m->digest;
-    ret->quant = m->quant;
+    ret->quant = m->state == MODEL_PARKED && !*m->quant ? (char *)m->recipe : m->quant;
     ret->from_pack = m->state == MODEL_PARKED && m->from_pack;
     ret->error = (char *)m->error.text;
     ret->kv_type = (char *)kv_kind_name(mgr_model_kv_kind(m));

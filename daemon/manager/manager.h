@@ -35,6 +35,7 @@
 #include "proto/grpc/server.h"
 #include "scheduler/pool.h"
 #include "model/model.h"
+#include "model/pack.h"
 
 #define MGR_NAME_MAX 128                       /* bytes of a model's name */
 #define MGR_HOLDER_MAX 128                     /* bytes of a lease holder's name */
@@ -131,9 +132,10 @@ struct mgr_model {
     struct filling *early;
     int early_fds[3]; /* weights, manifest, the page of `early` */
     bool from_pack;
-    struct child *packer; /* writes its pack */
-    bool pack_wanted;     /* one is to be written when nothing else is to be done */
-    uint8_t pack_key[16]; /* of the checkpoint that was loaded */
+    char recipe[PACK_RECIPE_MAX + 1]; /* of that pack: how it was quantised */
+    struct child *packer;             /* writes its pack */
+    bool pack_wanted;                 /* one is to be written when nothing else is to be done */
+    uint8_t pack_key[16];             /* of the checkpoint that was loaded */
 
     int64_t standby;                       /* asked for; -1: the configured number */
     uint64_t kv_asked;                     /* asked for; 0: the configured number */

@@ -445,6 +445,7 @@ static void on_done(struct mgr_model *model, const Ember__V1__LoaderDone *done, 
     end_early(model, false);
     snprintf(model->digest, sizeof model->digest, "%s", done->digest);
     model->from_pack = done->from_pack;
+    snprintf(model->recipe, sizeof model->recipe, "%s", done->recipe);
     mgr_pack_loaded(model, done);
     model->weights_fd = TAKE_FD(fds[0]);
     model->manifest_fd = TAKE_FD(fds[1]);

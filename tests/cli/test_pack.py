@@ -56,6 +56,15 @@ class Packs(unittest.TestCase):
         finally:
             d.end()
 
+    def test_a_pack_says_how_it_was_quantised(self):
+        ctl("pack", self.model, "--quant=q8", "--no-perplexity")
+        d = Daemon("--default-model=")
+        try:
+            self.assertEqual(d.json("load", self.pack)["quant"], "q8")
+            self.assertEqual([m["quant"] for m in d.json("models")], ["q8"])
+        finally:
+            d.end()
+
     def test_damage_is_named_and_made_good_from_the_checkpoint(self):
         ctl("pack", self.model, "-o", self.pack)
         row = json.loads(ctl("pack", "verify", self.pack, "--json").stdout)[0]
@@ -66,6 +75,8 @@ class Packs(unittest.TestCase):
         row = json.loads(run.stdout)[0]
         self.assertEqual(row["result"], "damaged")
         self.assertRegex(row["damage"][0], r"segment 1 of 7 \(.*layers")
+        run = ctl("pack", "verify", self.pack + ".nowhere", "--json", check=False)
+        self.assertEqual((run.returncode, json.loads(run.stdout)[0]["result"]), (4, "unread"))
         d = Daemon("--default-model=")
         try:
             d.ctl("load", self.pack)
