@@ -8,13 +8,18 @@
 #include "base/text.h"
 #include "base/verbs_private.h"
 
+/* What is done without being asked: its option is the one that stops it. */
+static bool negated(const struct verb_option *o)
+{
+    return o->type == VALUE_BOOL && o->fallback && !strcmp(o->fallback, "yes");
+}
+
 /* "--name=TEXT", "--quiet", "--no-wait" when yes is what it is without being asked. */
 static void option_term(const struct verb_option *o, char *out, size_t room)
 {
-    bool negated = o->type == VALUE_BOOL && o->fallback && !strcmp(o->fallback, "yes");
     const char *word = value_word(o->type, o->limits);
 
-    snprintf(out, room, "--%s%s%s%s", negated ? "no-" : "", o->name,
+    snprintf(out, room, "--%s%s%s%s", negated(o) ? "no-" : "", o->name,
              o->type == VALUE_BOOL ? "" : "=", o->type == VALUE_BOOL ? "" : word);
 }
 
@@ -24,7 +29,7 @@ static char *option_meaning(const struct verb_option *o)
     bool shown = o->fallback && *o->fallback && o->type != VALUE_BOOL;
     bool range = o->limits && *o->limits && o->type != VALUE_ENUM;
 
-    return x_printf("%s%s%s%s%s%s%s%s", o->help ? o->help : "",
+    return x_printf("%s%s%s%s%s%s%s%s%s", negated(o) ? "do not " : "", o->help ? o->help : "",
                     o->repeat ? "; may be repeated" : "", shown || range ? " (" : "",
                     range ? o->limits : "", shown && range ? "; " : "", shown ? "default " : "",
                     shown ? o->fallback : "", shown || range ? ")" : "");

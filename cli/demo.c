@@ -42,7 +42,7 @@ static void add_row(struct demo *demo, const char *name, double ready_ms, double
         json_object_set_new(row, "load", json_real(load_ms));
     for (size_t i = 0; i < ARRAY_LEN(phase_names); i++) {
         json_t *ms = json_object_get(start->phases, phase_names[i]);
-        if (ms)
+        if (json_number_value(ms) > 0) /* an early instance is proved behind READY */
             json_object_set(row, phase_names[i], ms);
     }
     json_object_set_new(row, "text", json_string(start->text));
@@ -163,7 +163,8 @@ static int report(struct demo *demo)
            demo->same_text ? "" : " -- NO, THEY DIFFER", demo->text);
     printf(
         "\nNext:\n"
-        "  build/demo/daemon/emberd &                          serve it (no configuration needed)\n"
+        "  build/demo/daemon/emberd &                          serve it, OpenAI clients at "
+        "http://127.0.0.1:8000/v1 too\n"
         "  build/demo/cli/emberctl generate --chat \"What is a river?\"\n"
         "  build/demo/cli/emberctl load DIR                    your own checkpoint (Hugging Face "
         "form)\n"

@@ -125,7 +125,7 @@ static const struct verb_option pack_options[] = {
     {"rate", VALUE_BYTES, .fallback = "0", .help = "bytes a second to write at most; 0: no limit"},
     CLI_QUANT_OPTIONS,
     {"perplexity", VALUE_BOOL, .fallback = "yes",
-     .help = "with --quant: run a text before and after, to see what it costs"},
+     .help = "run a text before and after, to see what --quant costs"},
     CLI_PERPLEXITY_OPTIONS,
     {0}};
 static const struct verb_option bench_serve_options[] = {
@@ -203,7 +203,7 @@ static const struct verb verbs[] = {
      "the largest, the cosine, greedy tokens, and for each layer its error: the first layer that "
      "goes wrong is "
      "named, which is how a new architecture is brought up. No daemon is needed.",
-     verify_options, "verify goldens/*\tall of them, exit 1 if one fails\n", run_verify},
+     verify_options, "verify tests/goldens/*\tall of them, exit 1 if one fails\n", run_verify},
     {"verify tokenizer", "FILE...", "compare a tokenizer with reference ids and texts",
      "Each FILE is an expected.json: texts with the ids and the decoded forms that the reference "
      "gives. Prints "

@@ -60,11 +60,23 @@ static void model_object(const struct gw_model *model, struct buffer *out)
     js_raw(out, ",\"permission\":[]}");
 }
 
+/* An empty list would be a lie as long as nobody has told us. True: the reply has been sent. */
+static bool unlisted(struct gw *gw, struct http_request *http)
+{
+    if (fleet_listed(gw))
+        return false;
+    http_fail(http, 503, NULL, "emberd_unavailable", NULL, 1,
+              "emberd has not said yet which models there are.");
+    return true;
+}
+
 static void models(struct gw *gw, struct http_request *http, struct buffer *out)
 {
     const struct gw_model *model;
     bool first = true;
 
+    if (unlisted(gw, http))
+        return;
     js_raw(out, "{\"object\":\"list\",\"data\":[");
     TAILQ_FOREACH(model, &gw->models, link)
     {
@@ -85,6 +97,8 @@ static void one_model(struct gw *gw, struct http_request *http, struct buffer *o
     _cleanup_free_ char *name = evhttp_uridecode(http_path(http) + strlen("/v1/models/"), 0, NULL);
     const struct gw_model *model = name ? fleet_find(gw, name) : NULL;
 
+    if (!model && unlisted(gw, http))
+        return;
     if (!model) {
         http_fail(http, 404, NULL, "model_not_found", "model", 0, "The model does not exist.");
         return;

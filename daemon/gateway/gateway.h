@@ -144,6 +144,8 @@ void fleet_check(struct gw *gw);
 void fleet_drain(struct gw *gw);
 /* emberd answered lately. */
 bool fleet_connected(const struct gw *gw);
+/* emberd has said at least once which models there are. */
+bool fleet_listed(const struct gw *gw);
 
 /* ---- admin.c ---- */
 

@@ -139,6 +139,11 @@ bool fleet_connected(const struct gw *gw)
     return gw->fleet->connected;
 }
 
+bool fleet_listed(const struct gw *gw)
+{
+    return gw->fleet->listed_once;
+}
+
 /* ---- folders ---- */
 
 static void on_load_done(struct grpc_client_call *call, enum grpc_status status, const char *text,

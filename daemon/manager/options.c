@@ -18,7 +18,8 @@ const struct config_program emberd_program = {
         "in a cache on disk, and has warm instances standing by, so that a call of SpawnInstance "
         "is answered within milliseconds. It is controlled over gRPC on a Unix socket; emberctl(1) "
         "is the tool for that.\n\n"
-        "Without any configuration it serves a small model of its own.\n\n"
+        "Without any configuration it serves a small model of its own, and ember-gateway(8), which "
+        "it runs, serves it to OpenAI clients at http://127.0.0.1:8000.\n\n"
         "SIGTERM ends it after the generations that are under way; SIGHUP reads the configuration "
         "again.",
     .default_file = "/etc/emberd/emberd.conf",

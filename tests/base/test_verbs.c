@@ -172,7 +172,7 @@ static void test_help(void **state)
     ASSERT_TEXT(&text, "load", "--help");
     assert_has(&text, "Usage: toy load [OPTION...] DIR [NAME]\n");
     assert_has(&text, "Reads it.\n\nThen keeps it.\n");
-    assert_has(&text, "--no-wait");
+    assert_has(&text, "--no-wait             do not wait\n");
     assert_has(&text, "-n, --name=TEXT");
     assert_has(&text, "how long (1s..1h; default 60s)");
     assert_has(&text, "--kind=slow|fast");

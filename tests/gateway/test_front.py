@@ -180,6 +180,18 @@ class Managed(unittest.TestCase):
         wait_until(lambda: "configuration not reloaded" in w.emberd.text(), "it is said")
         self.assertEqual(code("two"), 200)
 
+    def test_no_list_of_models_before_emberd_has_answered(self):
+        folder = tempfile.mkdtemp(prefix="ember-gw-")
+        self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
+        alone = gateway.Gateway(folder, "/nowhere/emberd.sock")
+        try:
+            for path in ("/v1/models", "/v1/models/ember-tiny"):
+                status, headers, body = alone.get(path)
+                self.assertEqual((status, body["error"]["code"]), (503, "emberd_unavailable"))
+                self.assertIn("Retry-After", dict(headers))
+        finally:
+            alone.stop()
+
     def test_standing_alone_over_tcp(self):
         port = free_port()
         stack = Stack(emberd=(f"--listen=127.0.0.1:{port}",))
