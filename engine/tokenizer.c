@@ -299,6 +299,8 @@ int engine_tokenizer_lease(struct cache *cache, const char *path, struct tokeniz
         }
     }
     tokenizer_files_free(&s.files);
+    if (r < 0 && err && !strncmp(err->text, path, strlen(path)))
+        return r; /* a file's error begins with its path */
     return r < 0 ? error_prefix(err, "%s", path) : 0;
 }
 

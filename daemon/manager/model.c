@@ -341,7 +341,11 @@ static void load_failed(struct mgr_model *model, const struct error *why)
         return;
     }
     error_prefix(&text, "model %s", model->name);
-    log_warn("load failed", "model=%s path=%s error=\"%s\"", model->name, model->path, text.text);
+    if (model->mgr->draining)
+        log_info("load broken off", "model=%s path=%s", model->name, model->path);
+    else
+        log_warn("load failed", "model=%s path=%s error=\"%s\"", model->name, model->path,
+                 text.text);
     model->error = text;
     model->mgr->counters.load_failures++;
     leave_loading(model, true, why->text);

@@ -77,6 +77,8 @@ class Packs(unittest.TestCase):
         self.assertRegex(row["damage"][0], r"segment 1 of 7 \(.*layers")
         run = ctl("pack", "verify", self.pack + ".nowhere", "--json", check=False)
         self.assertEqual((run.returncode, json.loads(run.stdout)[0]["result"]), (4, "unread"))
+        run = ctl("perplexity", "/nowhere", check=False)
+        self.assertEqual(run.stderr, "emberctl: /nowhere: No such file or directory\n")
         d = Daemon("--default-model=")
         try:
             d.ctl("load", self.pack)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instances that start while their weights are still being read: the same tokens, and every way that it can go wrong."""
 import os
+import shutil
 import signal
 import threading
 import time
@@ -68,6 +69,16 @@ class Early(unittest.TestCase):
         r = d.client.SpawnInstance()
         self.assertGreater(time.monotonic() - started, 1)
         self.assertEqual(self.driver(r).case(CASES[0]), CASES[0]["greedy_ids"])
+
+    def test_term_during_a_load_is_no_failure_of_it(self):
+        d = self.daemon("--load-rate=4MiB", "--standby=0")
+        d.client.LoadModel(path=test_real.TINY, timeout=0.3)
+        d.wait_until(lambda: self.loaders(d), "it loads")
+        folder, d.own_folder = d.folder, False
+        self.assertEqual(d.stop(signal.SIGTERM, 5), 0)
+        self.assertIn("load broken off", d.text())
+        self.assertNotIn("load failed", d.text())
+        shutil.rmtree(folder)
 
     def test_loader_killed_in_mid_prefill(self):
         d = self.daemon(SLOWLY, "--standby=0")
