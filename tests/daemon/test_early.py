@@ -72,12 +72,14 @@ class Early(unittest.TestCase):
 
     def test_term_during_a_load_is_no_failure_of_it(self):
         d = self.daemon("--load-rate=4MiB", "--standby=0")
-        d.client.LoadModel(path=test_real.TINY, timeout=0.3)
+        call = d.client.LoadModel(path=test_real.TINY)
+        next(call)
         d.wait_until(lambda: self.loaders(d), "it loads")
         folder, d.own_folder = d.folder, False
         self.assertEqual(d.stop(signal.SIGTERM, 5), 0)
         self.assertIn("load broken off", d.text())
         self.assertNotIn("load failed", d.text())
+        call.cancel()
         shutil.rmtree(folder)
 
     def test_loader_killed_in_mid_prefill(self):
