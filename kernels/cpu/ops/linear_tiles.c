@@ -68,10 +68,10 @@ KERNEL(linear_int)
     }
 }
 
-/* x as linear_tiles reads it; blocks split rows, 16 at a time. */
+/* x as linear_tiles reads it, which of one row are the floats; blocks split rows, 16 at a time. */
 KERNEL(x_tiles)
 {
-    const size_t n = arg_rows(args);
+    const size_t n = arg_rows(args) > 1 ? arg_rows(args) : 0;
     struct range range = block_range((n + 15) / 16, block, n_blocks);
     for (size_t b = range.first; b < range.end; b++) {
         const char *x[16];

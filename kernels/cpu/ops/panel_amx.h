@@ -4,8 +4,8 @@
  * from 4 bits; a tile of x is 16 rows of 64 bytes.
  *
  * bf16: x is the sum of two bf16, and each tile of w meets both, the upper term first. The order of
- * an output is that of TDPBF16PS over k in steps of 32, the same for any number of rows, so one row
- * goes this way too: its tiles are as high as there are rows.
+ * an output is that of TDPBF16PS over k in steps of 32, the same for any number of rows; tiles are
+ * as high as there are rows, and one row goes by vectors, in the same order.
  *
  * Integers are exact, so few rows go by VPDPBUSD.
  */
@@ -54,11 +54,16 @@ INLINE void amx_release(void)
 
 /* ---- bf16 ---- */
 
+INLINE vf amx_float(__m256i bf16)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
+}
+
 /* Two bf16 whose sum is x but for 2^-17 of it. */
 INLINE void amx_split(vf x, __m256i *ret_high, __m256i *ret_low)
 {
     __m256i high = (__m256i)_mm512_cvtneps_pbh(x);
-    vf back = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+    vf back = amx_float(high);
     *ret_high = high;
     *ret_low = (__m256i)_mm512_cvtneps_pbh(v_sub(x, back));
 }
@@ -188,12 +193,81 @@ INLINE void amx_bf16_high(const int P, const struct panels *q, size_t p, const c
     }
 }
 
+/*
+ * One row against P panels by vectors, from the floats, to the bits of TDPBF16PS: of each 32 of k
+ * even and odd ones are summed apart from zero by FMAs, and their sum is added; subnormals are
+ * zeros. A tile of one row would be as quick out of the caches, but fewer reads of memory are under
+ * way then.
+ */
+INLINE void amx_bf16_one(const int P, const struct panels *q, size_t p, const float *x, float *out,
+                         const struct post *post)
+{
+    const char *w = q->w + p * q->panel_bytes;
+    vf acc[4];
+    UNROLL
+    for (int j = 0; j < P; j++)
+        acc[j] = v_zero();
+    for (size_t k = 0; k < q->K; k += 32, w += 1024) {
+        _Alignas(64) float high[32], low[32];
+        vf sum[4][4]; /* of upper terms even and odd k, of lower ones even and odd k */
+        UNROLL
+        for (size_t j = 0; j < 32; j += 16) {
+            __m256i h = _mm256_setzero_si256(), l = h;
+            if (k + j < q->K)
+                amx_split(v_get(x + k + j, V_LEFT(k + j, q->K)), &h, &l);
+            v_store(high + j, amx_float(h));
+            v_store(low + j, amx_float(l));
+        }
+        UNROLL
+        for (int j = 0; j < P; j++)
+            sum[j][0] = sum[j][1] = sum[j][2] = sum[j][3] = v_zero();
+        UNROLL
+        for (size_t i = 0; i < 16; i++) {
+            UNROLL
+            for (int j = 0; j < P; j++) {
+                const char *at = w + (size_t)j * q->panel_bytes + i * 64;
+                __builtin_prefetch(at + PANEL_AHEAD);
+                vf even = panel_even((const uint32_t *)at, 0);
+                vf odd = panel_odd((const uint32_t *)at, 0);
+                sum[j][0] = v_fma(v_set(high[2 * i]), even, sum[j][0]);
+                sum[j][1] = v_fma(v_set(high[2 * i + 1]), odd, sum[j][1]);
+                sum[j][2] = v_fma(v_set(low[2 * i]), even, sum[j][2]);
+                sum[j][3] = v_fma(v_set(low[2 * i + 1]), odd, sum[j][3]);
+            }
+        }
+        UNROLL
+        for (int j = 0; j < P; j++)
+            acc[j] = v_add(v_add(acc[j], v_add(sum[j][0], sum[j][1])), v_add(sum[j][2], sum[j][3]));
+    }
+    UNROLL
+    for (int j = 0; j < P; j++)
+        panel_put(q, p + (size_t)j, out, &acc[j], post);
+}
+
+INLINE void bf16_amx_row(const struct panels *q, const struct panel_rows *rows, struct range panels,
+                         const struct post *post)
+{
+    const unsigned before = _mm_getcsr();
+    const float *x = (const float *)rows->x[0];
+    size_t p = panels.first;
+    _mm_setcsr(before | 0x8040); /* subnormals are zeros */
+    for (; p + 4 <= panels.end; p += 4)
+        amx_bf16_one(4, q, p, x, rows->out[0], post);
+    for (; p < panels.end; p++)
+        amx_bf16_one(1, q, p, x, rows->out[0], post);
+    _mm_setcsr(before);
+}
+
 static __attribute__((unused)) void bf16_amx(const struct panels *q, const struct panel_rows *rows,
                                              struct range panels, const struct post *post)
 {
     const size_t row_bytes = EMBER_X_TMP_BYTES(q->K), whole = rows->n / 32 * 32;
     const size_t left = rows->n - whole;
     size_t p = panels.first;
+    if (rows->n == 1) {
+        bf16_amx_row(q, rows, panels, post);
+        return;
+    }
     for (size_t next; p < panels.end; p = next) {
         next = whole || left > 16 ? (panels.end - p < 2 ? panels.end : p + 2)
                                   : (panels.end - p < 4 ? panels.end : p + 4);
