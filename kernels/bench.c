@@ -169,12 +169,14 @@ static void quant_item(struct item *item, const struct model *m, const struct qu
 }
 
 /* Quantised item number i: each form for 1, 16 and 512 rows; false when there are no more. q8 and
- * q4 are what emberd makes, the others are what checkpoints hold. */
+ * q4 are what emberd makes (small: of small matrices), the others are what checkpoints
+ * hold. */
 static bool quant_make(struct item *item, const struct model *m, uint32_t i)
 {
     static const struct quant_form forms[] = {
-        {"q8", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 32, 2, 32},
-        {"q4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, 2, 32},
+        {"q8", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 128, 2, 128},
+        {"q4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, 1, 32},
+        {"q8 small", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 32, 2, 32},
         {"int8 row, int8 x", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 1, 0},
         {"int8 row", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 2, 128},
         {"int4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 128, 2, 128},

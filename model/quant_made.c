@@ -18,18 +18,23 @@
 
 #define SMALL 1024      /* values; smaller matrices are not worth an error */
 #define FEW (1u << 19)  /* smaller ones are q8 under q4: in a large model they are few bytes */
+#define GROUP 32        /* values of a scale */
+#define GROUP_LARGE 128 /* of q8 where there are many: a quarter of the work on sums */
 #define ROWS_AT_ONCE 16 /* their floats stay in the second-level cache */
 #define ROWS_TURNED 256 /* of a matrix that is stored transposed: each costs a read a column */
 
 /* ---- which ---- */
 
-static const struct {
-    struct slot_form form;
-    uint32_t group;
-} kinds[QUANTIZE_KIND_COUNT] = {
-    [QUANTIZE_Q8] = {{EMBER_I8, EMBER_QUANT_INT8, EMBER_F16, FORM_MADE}, 32},
-    [QUANTIZE_Q4] = {{EMBER_U8, EMBER_QUANT_INT4, EMBER_F16, FORM_MADE}, 32},
+static const struct slot_form kinds[QUANTIZE_KIND_COUNT] = {
+    [QUANTIZE_Q8] = {EMBER_I8, EMBER_QUANT_INT8, EMBER_F16, FORM_MADE},
+    [QUANTIZE_Q4] = {EMBER_U8, EMBER_QUANT_INT4, EMBER_F16, FORM_MADE},
 };
+
+/* Few weights carry more each, so small matrices have the finer groups (docs/performance.md). */
+static uint32_t group_of(const struct model *model, uint32_t i, enum quantize_kind kind)
+{
+    return kind == QUANTIZE_Q8 && model->slots[i].elements >= FEW ? GROUP_LARGE : GROUP;
+}
 
 static bool may_be_made(const struct model *model, uint32_t i)
 {
@@ -94,8 +99,8 @@ int quant_make_forms(const struct model *model, const struct quantize_rules *rul
             return error_set(err, ENOMEM, "no memory for a name");
         if (kind == QUANTIZE_KEEP || !may_be_made(model, i))
             continue;
-        forms[i] = kinds[kind].form;
-        forms[i].flags |= (uint8_t)(__builtin_ctz(kinds[kind].group / 16) << 4);
+        forms[i] = kinds[kind];
+        forms[i].flags |= (uint8_t)(__builtin_ctz(group_of(model, i, kind) / 16) << 4);
     }
     for (uint32_t line = 1; line <= n_rules; line++)
         if (!used[line])

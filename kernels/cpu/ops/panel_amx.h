@@ -357,7 +357,18 @@ struct amx_part {
     const char *x;              /* rows `stride` bytes apart */
     size_t stride, bytes, p, n; /* bytes of k a step; panels p and, if n is 2, p + 1 */
     const char *w[2];           /* lines of the chunk, one behind another */
+    int ahead;                  /* whether w is fetched ahead: it is read once */
 };
+
+/* The lines that a step reads, ahead. */
+INLINE void amx_fetch(const struct amx_part *a, size_t at)
+{
+    for (size_t line = 0; line < a->bytes * 16; line += 64) {
+        __builtin_prefetch(a->w[0] + at + PANEL_AHEAD + line);
+        if (a->n == 2)
+            __builtin_prefetch(a->w[1] + at + PANEL_AHEAD + line);
+    }
+}
 
 /* k .. end - 1 of one term for up to 32 rows: rows r .. r + m - 1, m > 16 or not. */
 INLINE void amx_one(const struct amx_part *a, size_t r, size_t m, size_t first, size_t k,
@@ -373,6 +384,8 @@ INLINE void amx_one(const struct amx_part *a, size_t r, size_t m, size_t first, 
     AMX_ZERO(3);
     for (; k < end; k += a->bytes) {
         const size_t at = (k - first) * 16;
+        if (a->ahead)
+            amx_fetch(a, at);
         AMX_LOAD(4, x + k, a->stride);
         AMX_LOAD(6, a->w[0] + at, 64);
         AMX_INT8(0, 4, 6);
@@ -416,6 +429,8 @@ INLINE void amx_two(const struct amx_part *a, size_t r, size_t m, size_t first, 
     AMX_ZERO(3);
     for (; k < end; k += a->bytes) {
         const size_t at = (k - first) * 16;
+        if (a->ahead)
+            amx_fetch(a, at);
         AMX_LOAD(4, x + k, a->stride);
         AMX_LOAD(5, x + half + k, a->stride);
         AMX_LOAD(6, a->w[0] + at, 64);
@@ -468,6 +483,7 @@ INLINE void amx_rows(enum ember_quant quant, const struct panels *q, const char 
     const size_t chunk = q->segment > AMX_CHUNK ? q->segment : AMX_CHUNK / q->segment * q->segment;
     struct amx_part a = {
         .q = q, .quant = quant, .x = x, .stride = stride, .bytes = q->segment % 64 ? 32 : 64};
+    a.ahead = !four && n <= 32;
     if (q->segment >= q->K)
         a.bytes = 64;
     for (a.p = panels.first; a.p < panels.end; a.p += a.n) {
