@@ -20,7 +20,7 @@ static const struct verb_option load_options[] = {
     {"name", VALUE_STRING, .help = "serve it under this name instead of the folder's"},
     {"standby", VALUE_INT, .limits = "0..256", .help = "warm instances to keep ready"},
     {"kv-bytes", VALUE_BYTES, .fallback = "0",
-     .help = "KV memory of each instance; 0: by the model's shape"},
+     .help = "KV memory of each instance; 0: the daemon's setting"},
     CLI_QUANT_OPTIONS,
     {"kv-type", VALUE_ENUM, .limits = KV_CHOICES,
      .help = "what its K and V are kept in (default: the daemon's setting)"},
@@ -155,9 +155,8 @@ static const struct verb_option synth_options[] = {
 static const struct verb verbs[] = {
     {"load", "DIR|PACK", "make a checkpoint resident",
      "DIR is a folder in Hugging Face form: config.json, model.safetensors (or its index and "
-     "shards) and "
-     "the tokenizer's files. PACK is a file that emberctl pack has written; the tokenizer is "
-     "looked for in the folder that it was made from, else beside it.",
+     "shards) and the tokenizer's files. PACK is a file that emberctl pack has written; the "
+     "tokenizer is looked for in the folder that it was made from, else beside it.",
      load_options,
      "load ./Qwen3-0.6B\tunder the name Qwen3-0.6B\n"
      "load ./Qwen3-0.6B --quant q8\t8 bits a weight, about half the memory of bf16\n"
@@ -168,13 +167,11 @@ static const struct verb verbs[] = {
      unload_options, "unload Qwen3-0.6B\t\n", run_unload},
     {"models", "", "list models",
      "STATE: cold (on disk), loading, parked (weights in memory), warm (standbys too), hot "
-     "(leased), "
-     "failed (ERROR says why; the next use tries again).",
+     "(leased), failed (ERROR says why; the next use tries again).",
      NULL, "models --json\twith paths, digests and exact sizes\n", run_models},
     {"spawn", "[MODEL]", "lease an instance and print where it is",
      "The lease ends when its time is over, unless a program connects to the instance's socket "
-     "with "
-     "the lease's token and drives it (ember/v1/step.proto).",
+     "with the lease's token and drives it (ember/v1/step.proto).",
      spawn_options, "spawn ember-tiny --json\tfor a program that will drive it\n", run_spawn},
     {"stop", "INSTANCE...", "stop instances, or end their leases", NULL, stop_options,
      "stop i7e8a-1\t\n"
@@ -187,41 +184,35 @@ static const struct verb verbs[] = {
     {"status", "", "what emberd holds and has done", NULL, NULL, "status --json\t\n", run_status},
     {"generate", "[PROMPT...]", "generate text on an instance of one's own",
      "Leases an instance, runs the prompt on it and streams the text; gives it back at the end. "
-     "The prompt "
-     "is read from standard input when there is none on the command line. If the instance dies, "
-     "another "
-     "takes over where it was.",
+     "The prompt is read from standard input when there is none on the command line. If the "
+     "instance dies, another takes over where it was.",
      generate_options,
      "generate --chat \"What is a river?\"\ta question to the embedded model\n"
      "generate -m Qwen3-0.6B -n 50 < story.txt\tcontinue a text\n",
      run_generate},
     {"verify", "DIR...", "compare a checkpoint with another implementation's numbers",
      "A DIR holds a checkpoint and either case.json with expected.safetensors (logits, hidden "
-     "states, greedy "
-     "tokens) or expected_text.json (prompts and texts). Prints the worst error of the logits "
-     "relative to "
-     "the largest, the cosine, greedy tokens, and for each layer its error: the first layer that "
-     "goes wrong is "
-     "named, which is how a new architecture is brought up. No daemon is needed.",
+     "states, greedy tokens) or expected_text.json (prompts and texts). Prints the worst error of "
+     "the logits relative to the largest, the cosine, greedy tokens, and for each layer its error: "
+     "the first layer that goes wrong is named, which is how a new architecture is brought up. No "
+     "daemon is needed.",
      verify_options, "verify tests/goldens/*\tall of them, exit 1 if one fails\n", run_verify},
     {"verify tokenizer", "FILE...", "compare a tokenizer with reference ids and texts",
      "Each FILE is an expected.json: texts with the ids and the decoded forms that the reference "
-     "gives. Prints "
-     "the first differing id or character of each mismatch with what surrounds it.",
+     "gives. Prints the first differing id or character of each mismatch with what surrounds it.",
      verify_tokenizer_options, "verify tokenizer --tokenizer tokenizer.json expected.json\t\n",
      run_verify_tokenizer},
     {"verify template", "FILE...", "compare a chat template with a reference's renderings",
      "Each FILE is an expected.json: conversations with the text that the reference renders, or "
-     "its "
-     "refusal. Prints the first differing character of each mismatch with what surrounds it.",
+     "its refusal. Prints the first differing character of each mismatch with what surrounds it.",
      verify_template_options, "verify template --template chat_template.jinja expected.json\t\n",
      run_verify_template},
     {"pack", "DIR", "write a checkpoint as a pack",
      "A pack holds the weights as they are in memory, so that a load is a plain read: the same "
      "numbers, nothing rounded. Interrupted or killed, it goes on where it was when it is asked "
-     "again. Load it by its file's name. With --quant matrices are quantised first, and the "
-     "error of each layer and tensor is printed (the root of the mean square of differences over "
-     "that of values). No daemon is needed.",
+     "again. Load it by its file's name. With --quant matrices are quantised first, and the error "
+     "of each layer and tensor is printed (the root of the mean square of differences over that of "
+     "values). No daemon is needed.",
      pack_options,
      "pack ./Qwen3-0.6B --quant q4 --text wiki.txt\t4 bits a weight, and what it costs\n"
      "pack ./Qwen3-0.6B -o /packs/qwen3.pack\t\n",
@@ -233,10 +224,8 @@ static const struct verb verbs[] = {
     {"perplexity", "DIR",
      "how well a checkpoint predicts a text, and what quantising costs of that",
      "The exponential of the mean of -ln p over the text's tokens, each predicted from those "
-     "before it "
-     "in its window. With --quant or --kv-type the checkpoint is run as it is and then so. No "
-     "daemon is "
-     "needed.",
+     "before it in its window. With --quant or --kv-type the checkpoint is run as it is and then "
+     "so. No daemon is needed.",
      perplexity_options,
      "perplexity ./Qwen3-0.6B --quant q4\tbefore and after\n"
      "perplexity ./Qwen3-0.6B --kv-type int8\twhat K and V in 8 bits cost\n"
@@ -260,18 +249,15 @@ static const struct verb verbs[] = {
      cache_options, "cache import kernels.ember\t\n", run_cache_import},
     {"bench spawn", "[SHAPE|DIR...]", "measure starts, on a private emberd",
      "DIR is a checkpoint; a SHAPE is tiny (the embedded model), qwen3-0.6b, qwen3-1.7b, qwen3-4b, "
-     "qwen3-8b; "
-     "of a shape a checkpoint with random weights is written first.",
+     "qwen3-8b; of a shape a checkpoint with random weights is written first.",
      bench_spawn_options, "bench spawn tiny qwen3-0.6b\t\n", run_bench_spawn},
     {"bench load", "[DIR|PACK|FILE...]",
      "measure loading a model's parts, against doing it without caches",
      "DIR is a checkpoint, PACK a pack of one, FILE a tokenizer.json; without one it is the "
      "embedded model. Prints what a load takes, out of the page cache and from the disk, beside "
      "what memory and disk give in the same run, and the time from emberd's exec to a first token; "
-     "paths behind the first are compared with it. Then what "
-     "parsing tokenizer.json takes and what mapping its compiled image from the cache takes, and "
-     "how "
-     "fast one core encodes.",
+     "paths behind the first are compared with it. Then what parsing tokenizer.json takes and what "
+     "mapping its compiled image from the cache takes, and how fast one core encodes.",
      bench_load_options,
      "bench load models/ember-tiny\t\n"
      "bench load ./Qwen3-0.6B q8.pack q4.pack\tpacks against the checkpoint\n",
@@ -279,20 +265,17 @@ static const struct verb verbs[] = {
     {"bench serve", "[SHAPE|DIR...]", "measure serving, on a private emberd and gateway",
      "Scheduler and gateway costs, streams together against one alone, times to the first token "
      "alone, under load, with a shared prefix and from a parked model, fairness, an instance "
-     "killed "
-     "under 32 streams, scrapes of /metrics; each beside its target. SHAPE (see bench spawn; "
-     "default "
-     "qwen3-0.6b) gets a made-up tokenizer.",
+     "killed under 32 streams, scrapes of /metrics; each beside its target. SHAPE (see bench "
+     "spawn; default qwen3-0.6b) gets a made-up tokenizer.",
      bench_serve_options, "bench serve tiny\t\n", run_bench_serve},
     {"bench kernels", "", "measure CPU kernels, specialised against not",
      "Prints each kernel's time and its fraction of the limit measured in the same run.",
      bench_kernels_options, "bench kernels --model 0.6B --kernel attention\t\n", run_bench_kernels},
     {"bench decode", "[SHAPE|DIR...]", "measure decoding through the engine in this process",
      "Prints tokens/s of one stream and of several, the share of the read bandwidth measured in "
-     "the "
-     "same run over the bytes that must be read, attention behind a long context, what replaying "
-     "the graph costs beside its kernels, and where the time goes. SHAPE (see bench spawn; default "
-     "qwen3-0.6b) may also be qwen3-30b-a3b, which needs --layers on most machines.",
+     "the same run over the bytes that must be read, attention behind a long context, what "
+     "replaying the graph costs beside its kernels, and where the time goes. SHAPE (see bench "
+     "spawn; default qwen3-0.6b) may also be qwen3-30b-a3b, which needs --layers on most machines.",
      bench_decode_options,
      "bench decode qwen3-4b --context 0\t\n"
      "bench decode --quant q8\tquantised while it is loaded\n",
@@ -304,14 +287,12 @@ static const struct verb verbs[] = {
     {"bench grammar", "[DIR|FILE]",
      "measure structured output: compiling grammars, masks of tokens",
      "DIR is a checkpoint, FILE a tokenizer.json; without one it is the embedded model's. Prints "
-     "what "
-     "compiling takes, and a mask of the tokens that may follow: where nobody has been before (on "
-     "average, and the worst one), and where somebody has.",
+     "what compiling takes, and a mask of the tokens that may follow: where nobody has been before "
+     "(on average, and the worst one), and where somebody has.",
      NULL, "bench grammar ./Qwen3-0.6B\t\n", run_bench_grammar},
     {"synth", "CONFIG DIR", "write a checkpoint with random weights",
      "CONFIG is a real config.json or the name of a shape (see bench spawn). No tokenizer is "
-     "written: "
-     "such a model can be loaded, spawned and measured; generate needs one.",
+     "written: such a model can be loaded, spawned and measured; generate needs one.",
      synth_options, "synth qwen3-0.6b /tmp/q\t\n", run_synth},
     {"demo", "", "the degrees of warmth side by side, on a private emberd", NULL, NULL,
      "demo --json\t\n", run_demo},
@@ -331,8 +312,8 @@ static const struct verb_program program = {
     .version = EMBER_VERSION,
     .summary = "load models into emberd, spawn instances, generate, verify, measure",
     .about = "emberd keeps models resident and hands out warm instances of them. The verbs load, "
-             "unload, "
-             "models, spawn, stop, ps, status and generate talk to it; the others need no daemon.",
+             "unload, models, spawn, stop, ps, status and generate talk to it; the others need no "
+             "daemon.",
     .globals = globals,
     .verbs = verbs,
     .exits = exits,
