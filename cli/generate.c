@@ -209,14 +209,18 @@ int run_generate(const struct verb_call *call)
     _cleanup_(buffer_free) struct buffer prompt = {0};
     struct generation_options options = options_of(call);
     struct generation g = {0};
+    struct progress progress;
     struct error err = {0};
 
     cli_catch_interrupts();
     int r = read_prompt(call, &prompt, &err);
     if (r == 0)
         r = control_open(call, &control, &err);
-    if (r == 0)
+    if (r == 0) {
+        progress_wait(&progress, call, options.model);
         r = generation_begin(&g, control, &options, &err);
+        progress_end(&progress);
+    }
     if (r == 0)
         r = generate(call, &g, &prompt, &err);
     generation_end(&g, true);

@@ -26,6 +26,7 @@ int run_spawn(const struct verb_call *call)
     _cleanup_(control_freep) struct control *control = NULL;
     Ember__V1__SpawnInstanceRequest request = EMBER__V1__SPAWN_INSTANCE_REQUEST__INIT;
     Ember__V1__SpawnInstanceResponse *response = NULL;
+    struct progress progress;
     struct error err = {0};
     char buf[24];
 
@@ -33,11 +34,13 @@ int run_spawn(const struct verb_call *call)
     request.lease_ttl_ms = verb_duration(call, "ttl") / 1000000;
     request.holder = (char *)verb_string(call, "holder");
     int r = control_open(call, &control, &err);
+    progress_wait(&progress, call, call->argc ? call->argv[0] : NULL);
     if (r == 0)
         r = control_call(control, "SpawnInstance", &request.base,
                          &ember__v1__spawn_instance_response__descriptor,
                          (int)MIN(verb_duration(call, "timeout") / 1000000, INT_MAX), &response,
                          &err);
+    progress_end(&progress);
     if (r < 0)
         return cli_fail(call, &err);
     json_t *json = message_json(&response->base);

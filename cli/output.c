@@ -282,3 +282,9 @@ void progress_end(struct progress *p)
         fprintf(stderr, "\r\033[K");
     p->on = false;
 }
+
+void progress_wait(struct progress *p, const struct verb_call *call, const char *model)
+{
+    progress_begin(p, call, model ? model : "emberd");
+    progress_update(p, "waiting for an instance; the first of a model compiles its kernels", 0, 0);
+}

@@ -73,6 +73,8 @@ struct progress {
 void progress_begin(struct progress *p, const struct verb_call *call, const char *label);
 void progress_update(struct progress *p, const char *phase, uint64_t done, uint64_t total);
 void progress_end(struct progress *p);
+/* Begins with what is said while an instance of `model` (NULL: the default one) is waited for. */
+void progress_wait(struct progress *p, const struct verb_call *call, const char *model);
 
 /* Set by SIGINT and SIGTERM once cli_catch_interrupts was called: long work looks at it. */
 extern volatile int cli_interrupted;

@@ -198,6 +198,19 @@ class Generate(unittest.TestCase):
             self.assertEqual(d.ctl("generate", "-", text_in=QUESTION).stdout.rstrip("\n"), ANSWER)
             self.assertEqual([m["name"] for m in d.json("models")], ["ember-tiny"])
 
+    def test_a_terminal_is_told_what_is_waited_for(self):
+        with Daemon() as d:
+            for verb in (("generate", QUESTION), ("spawn",)):
+                seen, terminal = os.openpty()
+                self.addCleanup(os.close, seen)
+                run = subprocess.run([EMBERCTL, *verb], stdout=subprocess.PIPE, stderr=terminal, text=True,
+                                     env=d.env, timeout=60)
+                os.close(terminal)
+                told = os.read(seen, 4096).decode()
+                self.assertEqual(run.returncode, 0)
+                self.assertRegex(told, r"waiting for an instance.*\r\x1b\[K")
+                self.assertNotIn("waiting", run.stdout)
+
     def test_every_committed_text(self):
         with open(os.path.join(TINY, "expected_text.json")) as f:
             cases = json.load(f)["cases"]
