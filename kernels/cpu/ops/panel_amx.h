@@ -150,19 +150,39 @@ INLINE void amx_bf16_low(const int P, const struct panels *q, size_t p, const ch
         amx_put(q, p + (size_t)j, sums[j], m, out, post);
 }
 
-/* 16 rows and up to 16 more against P <= 2 panels. */
+#define AMX_BF16_STEPS 32      /* of 32 k at a time, for all rows */
+#define AMX_BF16_BYTES 786432u /* of x at a time, which stay in the second-level cache */
+
+/*
+ * Steps first .. end - 1 of 16 rows and m more against P <= 2 panels, onto `sums`, which step 0
+ * clears. Meanwhile the lines of `out` are fetched, and `fetch` bytes a step from `next` on.
+ */
 INLINE void amx_bf16_high(const int P, const struct panels *q, size_t p, const char *x, size_t m,
-                          float *const *out, const struct post *post)
+                          size_t first, size_t end, float (*sums)[256], float *const *out,
+                          const char *next, size_t fetch)
 {
-    _Alignas(64) float sums[4][256];
     const char *w0 = q->w + p * q->panel_bytes, *w1 = w0 + q->panel_bytes * (P > 1);
-    const size_t steps = (q->K + 31) / 32;
-    const char *y = x + steps * 2048; /* the second sixteen, m of them */
-    AMX_ZERO(0);
-    AMX_ZERO(1);
-    AMX_ZERO(2);
-    AMX_ZERO(3);
-    for (size_t s = 0; s < steps; s++, x += 2048, y += m * 128) {
+    const char *y = x + (q->K + 31) / 32 * 2048 + first * m * 128; /* the second sixteen */
+    x += first * 2048;
+    if (first) {
+        AMX_LOAD(0, sums[0], 64);
+        AMX_LOAD(1, sums[1], 64);
+        AMX_LOAD(2, sums[2], 64);
+        AMX_LOAD(3, sums[3], 64);
+    } else {
+        AMX_ZERO(0);
+        AMX_ZERO(1);
+        AMX_ZERO(2);
+        AMX_ZERO(3);
+    }
+    for (size_t s = first; s < end; s++, x += 2048, y += m * 128) {
+        for (size_t at = 0; at < fetch; at += 64)
+            __builtin_prefetch(next + s * 2048 + at, 0, 2);
+        if (s < 16 + m) {
+            __builtin_prefetch(out[s] + p * EMBER_PANEL, 1);
+            if (P > 1)
+                __builtin_prefetch(out[s] + (p + 1) * EMBER_PANEL, 1);
+        }
         AMX_LOAD(4, x, 64);
         AMX_LOAD(6, w0 + s * 1024, 64);
         AMX_BF16(0, 4, 6);
@@ -186,10 +206,35 @@ INLINE void amx_bf16_high(const int P, const struct panels *q, size_t p, const c
     AMX_STORE(1, sums[1], 64);
     AMX_STORE(2, sums[2], 64);
     AMX_STORE(3, sums[3], 64);
-    UNROLL
-    for (int j = 0; j < P; j++) {
-        amx_put(q, p + (size_t)j, sums[j], 16, out, post);
-        amx_put(q, p + (size_t)j, sums[2 + j], m, out + 16, post);
+}
+
+/* n rows, of whose last 32 there are more than 16, against P <= 2 panels, while the next two
+ * panels are fetched. */
+INLINE void amx_bf16_rows(const int P, const struct panels *q, size_t p, const char *x, size_t n,
+                          float *const *out, const struct post *post)
+{
+    _Alignas(64) float sums[PANEL_ROWS / 32][4][256];
+    const size_t row_bytes = EMBER_X_TMP_BYTES(q->K), steps = (q->K + 31) / 32;
+    const size_t groups = (n + 31) / 32, fetch = 2048 / groups;
+    const char *next = q->w + (p + 2) * q->panel_bytes;
+    size_t shape = 0;
+    for (size_t s = 0, end; s < steps; s = end) {
+        end = steps - s < AMX_BF16_STEPS ? steps : s + AMX_BF16_STEPS;
+        for (size_t g = 0; g < groups; g++) {
+            const size_t m = n - g * 32 < 32 ? n - g * 32 - 16 : 16;
+            if (m != shape)
+                amx_configure(16, m, 64);
+            shape = m;
+            amx_bf16_high(P, q, p, x + g * 32 * row_bytes, m, s, end, sums[g], out + g * 32,
+                          next + g * fetch, fetch);
+        }
+    }
+    for (size_t i = 0; i < n; i++) {
+        UNROLL
+        for (int j = 0; j < P; j++) {
+            vf v = v_load(sums[i / 32][i % 32 / 16 * 2 + (size_t)j] + i % 16 * 16);
+            panel_put(q, p + (size_t)j, out[i], &v, post);
+        }
     }
 }
 
@@ -258,47 +303,45 @@ INLINE void bf16_amx_row(const struct panels *q, const struct panel_rows *rows, 
     _mm_setcsr(before);
 }
 
+/* n rows whose terms are at x. */
+INLINE void amx_bf16_part(const struct panels *q, const char *x, size_t n, float *const *out,
+                          struct range panels, const struct post *post)
+{
+    const size_t left = n % 32 > 16 ? 0 : n % 32, high = n - left;
+    const char *y = x + high * EMBER_X_TMP_BYTES(q->K);
+    for (size_t p = panels.first, m; p < panels.end; p += m) {
+        const size_t most = high ? 2 : 4;
+        m = panels.end - p < most ? panels.end - p : most;
+        if (high && m == 2)
+            amx_bf16_rows(2, q, p, x, high, out, post);
+        else if (high)
+            amx_bf16_rows(1, q, p, x, high, out, post);
+        if (!left)
+            continue;
+        amx_configure(left, left, 64);
+        if (m == 4)
+            amx_bf16_low(4, q, p, y, left, out + high, post);
+        else if (m == 3)
+            amx_bf16_low(3, q, p, y, left, out + high, post);
+        else if (m == 2)
+            amx_bf16_low(2, q, p, y, left, out + high, post);
+        else
+            amx_bf16_low(1, q, p, y, left, out + high, post);
+    }
+}
+
 static __attribute__((unused)) void bf16_amx(const struct panels *q, const struct panel_rows *rows,
                                              struct range panels, const struct post *post)
 {
-    const size_t row_bytes = EMBER_X_TMP_BYTES(q->K), whole = rows->n / 32 * 32;
-    const size_t left = rows->n - whole;
-    size_t p = panels.first;
+    const size_t row_bytes = EMBER_X_TMP_BYTES(q->K), fit = AMX_BF16_BYTES / row_bytes / 32 * 32;
+    const size_t most = fit > 32 ? fit : 32;
     if (rows->n == 1) {
         bf16_amx_row(q, rows, panels, post);
         return;
     }
-    for (size_t next; p < panels.end; p = next) {
-        next = whole || left > 16 ? (panels.end - p < 2 ? panels.end : p + 2)
-                                  : (panels.end - p < 4 ? panels.end : p + 4);
-        const size_t n = next - p;
-        if (whole)
-            amx_configure(16, 16, 64);
-        for (size_t r = 0; r < whole; r += 32) {
-            if (n == 2)
-                amx_bf16_high(2, q, p, rows->tmp + r * row_bytes, 16, rows->out + r, post);
-            else
-                amx_bf16_high(1, q, p, rows->tmp + r * row_bytes, 16, rows->out + r, post);
-        }
-        const char *x = rows->tmp + whole * row_bytes;
-        float *const *out = rows->out + whole;
-        if (left > 16) {
-            amx_configure(16, left - 16, 64);
-            if (n == 2)
-                amx_bf16_high(2, q, p, x, left - 16, out, post);
-            else
-                amx_bf16_high(1, q, p, x, left - 16, out, post);
-        } else if (left) {
-            amx_configure(left, left, 64);
-            if (n == 4)
-                amx_bf16_low(4, q, p, x, left, out, post);
-            else if (n == 3)
-                amx_bf16_low(3, q, p, x, left, out, post);
-            else if (n == 2)
-                amx_bf16_low(2, q, p, x, left, out, post);
-            else
-                amx_bf16_low(1, q, p, x, left, out, post);
-        }
+    for (size_t r = 0, n; r < rows->n; r += n) {
+        n = rows->n - r < most ? rows->n - r : most;
+        amx_bf16_part(q, rows->tmp + r * row_bytes, n, rows->out + r, panels, post);
     }
     amx_release();
 }
