@@ -380,16 +380,21 @@ INLINE void amx_expand(enum ember_quant quant, const struct panels *q, size_t p,
     }
 }
 
-/* Sums of a segment to the floats: m rows of 16 at `sums`, `low` those of the second term. */
-INLINE void amx_add(const int terms, const int32_t *sums, const int32_t *low, size_t m,
-                    const float *const *scales, size_t s, vf scale, float *acc)
+/* Sums of a segment to the floats of P panels: m rows of 16 of each, `low` those of the second
+ * term. */
+INLINE void amx_add(const int P, const int terms, int32_t (*sums)[256], int32_t (*low)[256],
+                    size_t m, const float *const *scales, size_t s, const vf *scale, float *acc)
 {
     for (size_t i = 0; i < m; i++) {
-        vi sum = vi_load(sums + i * 16);
-        if (terms == 2)
-            sum = vi_add(_mm512_slli_epi32(sum, 8), vi_load(low + i * 16));
-        v_store(acc + i * 32, v_add(v_load(acc + i * 32),
-                                    v_mul(v_from_int(sum), v_mul(v_set(scales[i][s]), scale))));
+        const vf of_x = v_set(scales[i][s]);
+        UNROLL
+        for (int j = 0; j < P; j++) {
+            float *at = acc + i * 32 + j * 16;
+            vi sum = vi_load(sums[j] + i * 16);
+            if (terms == 2)
+                sum = vi_add(_mm512_slli_epi32(sum, 8), vi_load(low[j] + i * 16));
+            v_store(at, v_add(v_load(at), v_mul(v_from_int(sum), v_mul(of_x, scale[j]))));
+        }
     }
 }
 
@@ -411,6 +416,13 @@ INLINE void amx_fetch(const struct amx_part *a, size_t at)
         if (a->n == 2)
             __builtin_prefetch(a->w[1] + at + PANEL_AHEAD + line);
     }
+}
+
+/* Scales of group g of the panels. */
+INLINE void amx_scales(const struct amx_part *a, size_t g, vf *ret)
+{
+    ret[0] = panel_scale(a->q, a->p, g, 0, a->quant);
+    ret[1] = a->n == 2 ? panel_scale(a->q, a->p + 1, g, 0, a->quant) : v_zero();
 }
 
 /* k .. end - 1 of one term for up to 32 rows: rows r .. r + m - 1, m > 16 or not. */
@@ -449,13 +461,17 @@ INLINE void amx_one(const struct amx_part *a, size_t r, size_t m, size_t first, 
         AMX_STORE(2, sums[2], 64);
         AMX_STORE(3, sums[3], 64);
     }
-    for (size_t j = 0; j < a->n; j++) {
-        const vf scale = panel_scale(a->q, a->p + j, g, 0, a->quant);
-        amx_add(1, sums[j], NULL, high ? 16 : m, scales + r, s, scale, acc + r * 32 + j * 16);
-        if (high)
-            amx_add(1, sums[2 + j], NULL, m - 16, scales + r + 16, s, scale,
-                    acc + (r + 16) * 32 + j * 16);
-    }
+    vf scale[2];
+    amx_scales(a, g, scale);
+    const size_t first_rows = high ? 16 : m;
+    if (two)
+        amx_add(2, 1, sums, sums, first_rows, scales + r, s, scale, acc + r * 32);
+    else
+        amx_add(1, 1, sums, sums, first_rows, scales + r, s, scale, acc + r * 32);
+    if (high && two)
+        amx_add(2, 1, sums + 2, sums, m - 16, scales + r + 16, s, scale, acc + (r + 16) * 32);
+    else if (high)
+        amx_add(1, 1, sums + 2, sums, m - 16, scales + r + 16, s, scale, acc + (r + 16) * 32);
 }
 
 /* The same with x in two terms, for up to 16 rows. */
@@ -489,9 +505,12 @@ INLINE void amx_two(const struct amx_part *a, size_t r, size_t m, size_t first, 
     AMX_STORE(1, sums[1], 64);
     AMX_STORE(2, sums[2], 64);
     AMX_STORE(3, sums[3], 64);
-    for (size_t j = 0; j < a->n; j++)
-        amx_add(2, sums[j], sums[2 + j], m, scales + r, s,
-                panel_scale(a->q, a->p + j, g, 0, a->quant), acc + r * 32 + j * 16);
+    vf scale[2];
+    amx_scales(a, g, scale);
+    if (two)
+        amx_add(2, 2, sums, sums + 2, m, scales + r, s, scale, acc + r * 32);
+    else
+        amx_add(1, 2, sums, sums + 2, m, scales + r, s, scale, acc + r * 32);
 }
 
 /* One chunk of k of two panels: all rows over it, while it is in the first-level cache. */
