@@ -248,7 +248,9 @@ INLINE void amx_bf16_one(const int P, const struct panels *q, size_t p, const fl
                          const struct post *post)
 {
     const char *w = q->w + p * q->panel_bytes;
+    const unsigned before = _mm_getcsr();
     vf acc[4];
+    _mm_setcsr(before | 0x8040); /* subnormals are zeros */
     UNROLL
     for (int j = 0; j < P; j++)
         acc[j] = v_zero();
@@ -286,21 +288,24 @@ INLINE void amx_bf16_one(const int P, const struct panels *q, size_t p, const fl
     }
     UNROLL
     for (int j = 0; j < P; j++)
+        __asm__ volatile("" : "+v"(acc[j])); /* computed before, */
+    _mm_setcsr(before);
+    UNROLL
+    for (int j = 0; j < P; j++) {
+        __asm__ volatile("" : "+v"(acc[j])); /* and put after */
         panel_put(q, p + (size_t)j, out, &acc[j], post);
+    }
 }
 
 INLINE void bf16_amx_row(const struct panels *q, const struct panel_rows *rows, struct range panels,
                          const struct post *post)
 {
-    const unsigned before = _mm_getcsr();
     const float *x = (const float *)rows->x[0];
     size_t p = panels.first;
-    _mm_setcsr(before | 0x8040); /* subnormals are zeros */
     for (; p + 4 <= panels.end; p += 4)
         amx_bf16_one(4, q, p, x, rows->out[0], post);
     for (; p < panels.end; p++)
         amx_bf16_one(1, q, p, x, rows->out[0], post);
-    _mm_setcsr(before);
 }
 
 /* n rows whose terms are at x. */
