@@ -6,13 +6,15 @@ ember-tiny at a temperature of 2 makes no sense at all, so that only the grammar
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
 import unittest
 
-from gateway import Stack, together, wait_until
+from gateway import TINY, Stack, together, wait_until
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "model", "grammar"))
 from schemas import INTEGER, NUMBER, SCHEMAS, STRING, judge, jsonschema, obj  # noqa: E402
@@ -158,6 +160,47 @@ class Structured(unittest.TestCase):
         for start in range(0, 320, 16):
             for i, texts in enumerate(together([lambda i=i: one(i) for i in range(start, start + 16)])):
                 self.assertRegex(texts[0], rf"\A{(start + i) % 300}[a-z]{{2}}\Z")
+
+
+class RandomWeights(unittest.TestCase):
+    """A model that has learned nothing: each token is a draw out of the whole vocabulary, nearly."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.stack = Stack()
+        cls.g = cls.stack.gateway
+        for i in range(2):
+            folder = f"{cls.stack.folder}/random-{i}"
+            for command in (["synth", f"{TINY}/config.json", folder, f"--seed={i + 1}"],
+                            ["--socket", cls.stack.emberd.socket, "load", folder]):
+                subprocess.run([os.environ["EMBERCTL"], *command], stdout=subprocess.DEVNULL, check=True, timeout=60)
+                if command[0] == "synth":
+                    for name in ("tokenizer.json", "tokenizer_config.json"):
+                        shutil.copy(f"{TINY}/{name}", folder)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.stack.stop()
+
+    @unittest.skipUnless(jsonschema, "no python3-jsonschema")
+    def test_schemas(self):
+        names = [(k, v) for k, v in SCHEMAS.items() if v is not True]
+        each, ended = int(os.environ.get("RANDOM_SAMPLES", "4")), []
+
+        def one(i):
+            name, schema = names[i % len(names)]
+            temperature = (0.5, 1, 2)[i % 3]
+            reply = self.g.complete(STORY, model=f"random-{i % 2}", temperature=temperature, seed=i, n=each,
+                                    max_tokens=300, response_format=schema_format(schema))
+            for choice in reply["choices"]:
+                if choice["finish_reason"] == "stop":
+                    ended.append(name)
+                    judge(schema, choice["text"])
+        for start in range(0, 4 * len(names), 24):
+            together([lambda i=i: one(i) for i in range(start, min(start + 24, 4 * len(names)))])
+        total = 4 * len(names) * each
+        print(f"{len(ended)} of {total} texts of random weights have ended, all valid")
+        self.assertGreater(len(ended), total // 2)
 
 
 class Crowds(unittest.TestCase):
