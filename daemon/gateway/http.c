@@ -675,6 +675,25 @@ bool http_stream_send(struct http_request *request, const void *data, size_t len
     return backlog(request) + pending->len <= request->server->options->reader_backlog;
 }
 
+static void write_what_is_left(evutil_socket_t fd, short what, void *arg)
+{
+    struct bufferevent *bev = arg;
+
+    tls_write_now(bev);
+    bufferevent_decref(bev);
+}
+
+/* An encrypted bufferevent tells of a write later in the loop: evhttp can take an older write for
+ * the one of the reply's end, and stops writing before that has left. */
+static void see_it_written(struct bufferevent *bev)
+{
+    struct timeval soon = {0, 1000};
+
+    bufferevent_incref(bev);
+    if (event_base_once(bufferevent_get_base(bev), -1, EV_TIMEOUT, write_what_is_left, bev, &soon))
+        bufferevent_decref(bev);
+}
+
 void http_stream_end(struct http_request *request)
 {
     struct evhttp_request *ev = request->ev;
@@ -686,6 +705,8 @@ void http_stream_end(struct http_request *request)
         const char *chunk = take_chunk(request, &len);
         evbuffer_add(request->out, chunk, len);
     }
+    if (request->encrypted)
+        see_it_written(evhttp_connection_get_bufferevent(connection));
     detach(request);
     request_free(request);
     evhttp_send_reply_end(ev);

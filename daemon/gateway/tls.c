@@ -2,7 +2,9 @@
 #include "daemon/gateway/tls.h"
 
 #include <errno.h>
+#include <event2/buffer.h>
 #include <event2/bufferevent_ssl.h>
+#include <limits.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 
@@ -77,4 +79,16 @@ struct bufferevent *tls_bufferevent(struct tls *tls, struct event_base *base)
 bool tls_is_on(struct bufferevent *bev)
 {
     return bufferevent_openssl_get_ssl(bev) != NULL;
+}
+
+void tls_write_now(struct bufferevent *bev)
+{
+    struct evbuffer *out = bufferevent_get_output(bev);
+    SSL *ssl = bufferevent_openssl_get_ssl(bev);
+    size_t len = evbuffer_get_length(out);
+    const void *data = len && ssl ? evbuffer_pullup(out, -1) : NULL;
+    int n = data && len <= INT_MAX ? SSL_write(ssl, data, (int)len) : 0;
+
+    if (n > 0)
+        evbuffer_drain(out, (size_t)n);
 }

@@ -20,4 +20,7 @@ struct bufferevent *tls_bufferevent(struct tls *tls, struct event_base *base);
 /* Whether the bufferevent is one of those. */
 bool tls_is_on(struct bufferevent *bev);
 
+/* Writes what waits in the output, as far as the socket takes it, without telling anybody. */
+void tls_write_now(struct bufferevent *bev);
+
 #endif
