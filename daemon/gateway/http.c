@@ -77,6 +77,11 @@ static const char *in_header(const struct http_request *request, const char *nam
     return evhttp_find_header(evhttp_request_get_input_headers(request->ev), name);
 }
 
+static struct bufferevent *bev_of(struct evhttp_request *ev)
+{
+    return evhttp_connection_get_bufferevent(evhttp_request_get_connection(ev));
+}
+
 static void request_free(struct http_request *request)
 {
     request->server->active--;
@@ -128,7 +133,7 @@ static void on_connection_closed(struct evhttp_connection *connection, void *arg
 static void watch(struct http_request *request)
 {
     struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
-    int fd = bufferevent_getfd(evhttp_connection_get_bufferevent(connection)), on = 1;
+    int fd = bufferevent_getfd(bev_of(request->ev)), on = 1;
 
     guard_arrived(request->server->guard, fd);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* pieces of a stream go at once */
@@ -501,6 +506,7 @@ void http_reply(struct http_request *request, int status, const char *type, cons
 {
     struct evbuffer *out = evhttp_request_get_output_buffer(request->ev);
     struct evhttp_request *ev = request->ev;
+    struct bufferevent *bev = bev_of(ev);
 
     if (type)
         http_header(request, "Content-Type", type);
@@ -514,6 +520,7 @@ void http_reply(struct http_request *request, int status, const char *type, cons
     detach(request);
     request_free(request);
     evhttp_send_reply(ev, status, NULL, NULL);
+    tls_tell_when_empty(bev);
 }
 
 static const char *type_of(int status)
@@ -585,8 +592,7 @@ static void set_limits(const struct http_request *request, struct bufferevent *b
 
 void http_stream_begin(struct http_request *request)
 {
-    struct evhttp_connection *connection = evhttp_request_get_connection(request->ev);
-    struct bufferevent *bev = evhttp_connection_get_bufferevent(connection);
+    struct bufferevent *bev = bev_of(request->ev);
 
     request->out = bufferevent_get_output(bev);
     request->fd = bufferevent_getfd(bev);
@@ -675,41 +681,23 @@ bool http_stream_send(struct http_request *request, const void *data, size_t len
     return backlog(request) + pending->len <= request->server->options->reader_backlog;
 }
 
-static void write_what_is_left(evutil_socket_t fd, short what, void *arg)
-{
-    struct bufferevent *bev = arg;
-
-    tls_write_now(bev);
-    bufferevent_decref(bev);
-}
-
-/* An encrypted bufferevent tells of a write later in the loop: evhttp can take an older write for
- * the one of the reply's end, and stops writing before that has left. */
-static void see_it_written(struct bufferevent *bev)
-{
-    struct timeval soon = {0, 1000};
-
-    bufferevent_incref(bev);
-    if (event_base_once(bufferevent_get_base(bev), -1, EV_TIMEOUT, write_what_is_left, bev, &soon))
-        bufferevent_decref(bev);
-}
-
 void http_stream_end(struct http_request *request)
 {
     struct evhttp_request *ev = request->ev;
-    struct evhttp_connection *connection = evhttp_request_get_connection(ev);
+    struct bufferevent *bev = bev_of(ev);
     size_t len;
 
-    set_limits(request, evhttp_connection_get_bufferevent(connection), false);
+    set_limits(request, bev, false);
     if (request->pending.len) { /* with the last chunk, by one call */
         const char *chunk = take_chunk(request, &len);
         evbuffer_add(request->out, chunk, len);
     }
-    if (request->encrypted)
-        see_it_written(evhttp_connection_get_bufferevent(connection));
     detach(request);
     request_free(request);
+    bufferevent_incref(bev); /* evhttp may end the connection at once */
     evhttp_send_reply_end(ev);
+    tls_tell_when_empty(bev);
+    bufferevent_decref(bev);
 }
 
 void http_abort(struct http_request *request)

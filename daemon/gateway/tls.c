@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <event2/buffer.h>
 #include <event2/bufferevent_ssl.h>
-#include <limits.h>
 #include <openssl/err.h>
 #include <openssl/ssl.h>
 
@@ -81,14 +80,24 @@ bool tls_is_on(struct bufferevent *bev)
     return bufferevent_openssl_get_ssl(bev) != NULL;
 }
 
-void tls_write_now(struct bufferevent *bev)
-{
-    struct evbuffer *out = bufferevent_get_output(bev);
-    SSL *ssl = bufferevent_openssl_get_ssl(bev);
-    size_t len = evbuffer_get_length(out);
-    const void *data = len && ssl ? evbuffer_pullup(out, -1) : NULL;
-    int n = data && len <= INT_MAX ? SSL_write(ssl, data, (int)len) : 0;
+/* The callback that tls_tell_when_empty stands before: evhttp has one for all connections. */
+static bufferevent_data_cb written;
 
-    if (n > 0)
-        evbuffer_drain(out, (size_t)n);
+static void on_written(struct bufferevent *bev, void *arg)
+{
+    if (!evbuffer_get_length(bufferevent_get_output(bev)))
+        written(bev, arg);
+}
+
+void tls_tell_when_empty(struct bufferevent *bev)
+{
+    bufferevent_data_cb on_read, on_write;
+    bufferevent_event_cb on_event;
+    void *arg;
+
+    bufferevent_getcb(bev, &on_read, &on_write, &on_event, &arg);
+    if (!tls_is_on(bev) || !on_write || on_write == on_written)
+        return;
+    written = on_write;
+    bufferevent_setcb(bev, on_read, on_written, on_event, arg);
 }

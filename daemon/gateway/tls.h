@@ -20,7 +20,11 @@ struct bufferevent *tls_bufferevent(struct tls *tls, struct event_base *base);
 /* Whether the bufferevent is one of those. */
 bool tls_is_on(struct bufferevent *bev);
 
-/* Writes what waits in the output, as far as the socket takes it, without telling anybody. */
-void tls_write_now(struct bufferevent *bev);
+/*
+ * libevent tells of a write to an encrypted bufferevent later in the loop, when the output may hold
+ * something again: behind this call (and until callbacks are set again) it is told of only while
+ * the output is empty. A plain bufferevent is left as it is: it tells at once.
+ */
+void tls_tell_when_empty(struct bufferevent *bev);
 
 #endif
