@@ -68,7 +68,7 @@ static int choose_kind(const struct model *model, const struct quantize_rules *r
             r = -ENOMEM;
         else if (p)
             text = name.data;
-        enum quantize_kind k = quantize_rules_choose(rules, &text, 1, usual, &line);
+        enum quantize_kind k = quantize_rules_choose(rules, text, usual, &line);
         if (r == 0 && line && line < best) {
             best = line;
             kind = k;

@@ -107,11 +107,6 @@ int quantize_rules_parse(const char *text, struct quantize_rules **ret, struct e
     return 0;
 }
 
-const char *quantize_rules_word(const struct quantize_rules *rules)
-{
-    return words[rules->kind];
-}
-
 enum quantize_kind quantize_rules_default(const struct quantize_rules *rules)
 {
     return rules->kind;
@@ -123,16 +118,14 @@ static bool matches(const struct quantize_rules *rules, const struct rule *rule,
                        rules->context) >= 0;
 }
 
-enum quantize_kind quantize_rules_choose(const struct quantize_rules *rules,
-                                         const char *const *names, size_t n,
+enum quantize_kind quantize_rules_choose(const struct quantize_rules *rules, const char *name,
                                          enum quantize_kind otherwise, uint32_t *ret_asked)
 {
     for (uint32_t i = 0; i < rules->n; i++)
-        for (size_t name = 0; name < n; name++)
-            if (matches(rules, &rules->rules[i], names[name])) {
-                *ret_asked = i + 1;
-                return rules->rules[i].kind;
-            }
+        if (matches(rules, &rules->rules[i], name)) {
+            *ret_asked = i + 1;
+            return rules->rules[i].kind;
+        }
     *ret_asked = 0;
     return otherwise;
 }

@@ -41,14 +41,11 @@ int quantize_rules_parse(const char *text, struct quantize_rules **ret, struct e
 void quantize_rules_free(struct quantize_rules *rules);
 DEFINE_CLEANUP(struct quantize_rules *, quantize_rules_free)
 
-/* "q8": the first line's word. */
-const char *quantize_rules_word(const struct quantize_rules *rules);
 /* What the first line says. */
 enum quantize_kind quantize_rules_default(const struct quantize_rules *rules);
-/* What the first line with a match of one of the n names says, `otherwise` when there is none.
- * *ret_asked is the number of that line, 0 when there is none. */
-enum quantize_kind quantize_rules_choose(const struct quantize_rules *rules,
-                                         const char *const *names, size_t n,
+/* What the first line that matches the name says, `otherwise` when there is none. *ret_asked is the
+ * number of that line, 0 when there is none. */
+enum quantize_kind quantize_rules_choose(const struct quantize_rules *rules, const char *name,
                                          enum quantize_kind otherwise, uint32_t *ret_asked);
 /* How many lines with patterns there are, and the text of line i from 1 on. */
 uint32_t quantize_rules_count(const struct quantize_rules *rules);

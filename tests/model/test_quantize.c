@@ -291,8 +291,6 @@ static void refused(const char *text, const char *words)
 
 static void test_rules(void **unused)
 {
-    static const char *const qkv[] = {"layers.3.qkv", "model.layers.3.self_attn.q_proj.weight"};
-    static const char *const head[] = {"head"};
     struct quantize_rules *rules = NULL;
     struct error err = {0};
     uint32_t line;
@@ -304,19 +302,22 @@ static void test_rules(void **unused)
     refused("q8\nkeep=(", "pattern \"(\"");
     if (quantize_rules_parse("q4\nkeep=q_proj\nq8=^layers\\.\n\nq4=.", &rules, &err) < 0)
         fail_msg("%s", err.text);
-    assert_string_equal(quantize_rules_word(rules), "q4");
+    assert_int_equal(quantize_rules_default(rules), QUANTIZE_Q4);
     assert_int_equal(quantize_rules_count(rules), 3);
     assert_string_equal(quantize_rules_text(rules, 2), "q8=^layers\\.");
-    assert_int_equal(quantize_rules_choose(rules, qkv, 2, QUANTIZE_Q4, &line), QUANTIZE_KEEP);
+    assert_int_equal(
+        quantize_rules_choose(rules, "model.layers.3.self_attn.q_proj.weight", QUANTIZE_Q4, &line),
+        QUANTIZE_KEEP);
     assert_int_equal(line, 1);
-    assert_int_equal(quantize_rules_choose(rules, qkv, 1, QUANTIZE_Q4, &line), QUANTIZE_Q8);
+    assert_int_equal(quantize_rules_choose(rules, "layers.3.qkv", QUANTIZE_Q4, &line), QUANTIZE_Q8);
     assert_int_equal(line, 2);
-    assert_int_equal(quantize_rules_choose(rules, head, 1, QUANTIZE_Q8, &line), QUANTIZE_Q4);
+    assert_int_equal(quantize_rules_choose(rules, "head", QUANTIZE_Q8, &line), QUANTIZE_Q4);
     quantize_rules_free(rules);
     /* a pattern that runs wild gives up, and matches nothing */
-    static const char *const as[] = {"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!"};
     assert_int_equal(quantize_rules_parse("q8\nkeep=^(a+)+$", &rules, &err), 0);
-    assert_int_equal(quantize_rules_choose(rules, as, 1, QUANTIZE_Q8, &line), QUANTIZE_Q8);
+    assert_int_equal(quantize_rules_choose(rules, "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!",
+                                           QUANTIZE_Q8, &line),
+                     QUANTIZE_Q8);
     quantize_rules_free(rules);
     /* sizes from outside */
     _cleanup_free_ char *long_text = mem_alloc(QUANTIZE_TEXT_MAX + 100, 1);
