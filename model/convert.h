@@ -25,12 +25,12 @@ enum source_convert {
     CONVERT_ZERO_AWQ,  /* i32 [G, N / 8] in AWQ's order */
     CONVERT_ZERO_GPTQ, /* i32 [G, N / 8], nibble i of a word: column i; `size` is added */
     CONVERT_ORDER,     /* i32 [K] group numbers; kept: the columns sorted by them */
-    /* Quantised here, from a plain matrix [N, K] (quant_made.c); all three read the same tensor. */
+    /* Quantised here, from a plain matrix [N, K] (quant_made.c); codes and scales read the same
+       tensor. */
     CONVERT_MADE_INT8,
     CONVERT_MADE_INT4,
     CONVERT_MADE_SCALES8, /* of INT8; f16 */
     CONVERT_MADE_SCALES4, /* of INT4 */
-    CONVERT_MADE_ZEROS,
 };
 
 /* Bytes [first, first + n) of a source with a conversion. */

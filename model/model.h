@@ -97,7 +97,7 @@ struct weight_source {
     const char
         *order; /* name of the tensor of group numbers by which columns are sorted, or NULL */
     /* Of one that is quantised while it is loaded: block_rows rows of each matrix that is stored
-     * transposed, `size` not 0 when there are zero points; and the scales found with its codes. */
+     * transposed, and the scales found with its codes. */
     struct quant_memo *memo;
 };
 

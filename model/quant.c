@@ -470,11 +470,9 @@ static int check_made(const struct model *model, const struct slot *slot,
                       const struct slot_form *form, struct error *err)
 {
     bool int8 = form->quant == EMBER_QUANT_INT8;
-    uint8_t flags = form->flags & 15;
     if (model->desc.quant.method != QUANT_NONE || !(slot->linear || slot->table) ||
         !(int8 || form->quant == EMBER_QUANT_INT4) || form->dtype != code_dtype(form->quant) ||
-        form->scale_dtype != EMBER_F16 || !(form->flags >> 4) ||
-        (flags != FORM_MADE && (int8 || flags != (FORM_MADE | FORM_ZERO))))
+        form->scale_dtype != EMBER_F16 || !(form->flags >> 4) || (form->flags & 15) != FORM_MADE)
         return error_set(err, EINVAL, "%s: cannot be quantised as form %u, flags %u",
                          model_text(model, slot->name), form->quant, form->flags);
     return 0;
@@ -582,16 +580,13 @@ static void fill_made(const struct slot *slot, const struct weight *w, const str
     s->columns = columns(slot);
     s->group = w->group;
     s->block_rows = part->transposed ? part->dim[2] : 0;
-    s->size = w->zero_at != 0;
-    s->row_bytes = piece == CODES    ? code_bytes(w->quant, columns(slot))
-                   : piece == SCALES ? w->groups * 2
-                                     : w->groups;
-    if (piece == CODES)
+    if (piece == CODES) {
+        s->row_bytes = code_bytes(w->quant, columns(slot));
         s->convert = int8 ? CONVERT_MADE_INT8 : CONVERT_MADE_INT4;
-    else if (piece == SCALES)
+    } else {
+        s->row_bytes = w->groups * 2;
         s->convert = int8 ? CONVERT_MADE_SCALES8 : CONVERT_MADE_SCALES4;
-    else
-        s->convert = CONVERT_MADE_ZEROS;
+    }
 }
 
 /* One memory for the sources of each part; without them scales are only found twice. */

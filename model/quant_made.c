@@ -114,7 +114,7 @@ int quant_make_forms(const struct model *model, const struct quantize_rules *rul
 
 struct quant_memo {
     pthread_mutex_t lock;
-    uint8_t *rows; /* of each: scales, then zero points */
+    uint16_t *scales; /* of all rows */
     bool *have;
     uint32_t taken;
 };
@@ -129,9 +129,9 @@ struct quant_memo *quant_memo_new(void)
 
 static void memo_clear(struct quant_memo *memo)
 {
-    free(memo->rows);
+    free(memo->scales);
     free(memo->have);
-    memo->rows = NULL;
+    memo->scales = NULL;
     memo->have = NULL;
     memo->taken = 0;
 }
@@ -150,31 +150,23 @@ struct row {
     const struct weight_source *source;
     struct quantize_form form;
     uint32_t groups;
-    uint8_t *codes, *zeros;
+    uint8_t *codes;
     uint16_t *scales;
 };
-
-static uint32_t memo_row_bytes(const struct row *row)
-{
-    return row->groups * (row->form.zeros ? 3 : 2);
-}
 
 static void memo_put(const struct row *row, uint64_t number)
 {
     struct quant_memo *memo = row->source->memo;
-    uint32_t bytes = memo_row_bytes(row);
+    size_t bytes = row->groups * sizeof *row->scales;
     if (!memo)
         return;
     pthread_mutex_lock(&memo->lock);
-    if (!memo->rows && !memo->have) {
-        memo->rows = mem_alloc(row->source->rows, bytes);
+    if (!memo->scales && !memo->have) {
+        memo->scales = mem_alloc(row->source->rows, bytes);
         memo->have = mem_alloc(row->source->rows, sizeof *memo->have);
     }
-    if (memo->rows && memo->have) {
-        uint8_t *to = memo->rows + number * bytes;
-        memcpy(to, row->scales, row->groups * sizeof *row->scales);
-        if (row->form.zeros)
-            memcpy(to + row->groups * sizeof *row->scales, row->zeros, row->groups);
+    if (memo->scales && memo->have) {
+        memcpy(memo->scales + number * row->groups, row->scales, bytes);
         memo->have[number] = true;
     }
     pthread_mutex_unlock(&memo->lock);
@@ -184,20 +176,14 @@ static void memo_put(const struct row *row, uint64_t number)
 static bool memo_take(const struct row *row, uint64_t number)
 {
     struct quant_memo *memo = row->source->memo;
-    uint32_t bytes = memo_row_bytes(row);
-    bool last = !row->form.zeros || row->source->convert == CONVERT_MADE_ZEROS, found;
+    bool found;
     if (!memo)
         return false;
     pthread_mutex_lock(&memo->lock);
-    found = memo->rows && memo->have && memo->have[number];
-    if (found) {
-        const uint8_t *from = memo->rows + number * bytes;
-        memcpy(row->scales, from, row->groups * sizeof *row->scales);
-        if (row->form.zeros)
-            memcpy(row->zeros, from + row->groups * sizeof *row->scales, row->groups);
-    }
-    memo->taken += last;
-    if (memo->taken == row->source->rows)
+    found = memo->scales && memo->have && memo->have[number];
+    if (found)
+        memcpy(row->scales, memo->scales + number * row->groups, row->groups * sizeof *row->scales);
+    if (++memo->taken == row->source->rows)
         memo_clear(memo);
     pthread_mutex_unlock(&memo->lock);
     return found;
@@ -214,14 +200,12 @@ static struct quantize_form form_of(const struct weight_source *source)
 {
     bool int8 = source->convert == CONVERT_MADE_INT8 || source->convert == CONVERT_MADE_SCALES8;
     return (struct quantize_form){.quant = int8 ? EMBER_QUANT_INT8 : EMBER_QUANT_INT4,
-                                  .zeros = source->size,
                                   .group = source->group};
 }
 
 static void row_free(struct row *row)
 {
     free(row->codes);
-    free(row->zeros);
     free(row->scales);
 }
 
@@ -230,9 +214,8 @@ static int row_new(const struct weight_source *source, struct row *ret, struct e
     *ret = (struct row){.source = source, .form = form_of(source)};
     ret->groups = (source->columns + source->group - 1) / source->group;
     ret->codes = mem_alloc(size_align(source->columns, 32), 1);
-    ret->zeros = mem_alloc(ret->groups, 1);
     ret->scales = mem_alloc(ret->groups, sizeof *ret->scales);
-    return ret->codes && ret->zeros && ret->scales
+    return ret->codes && ret->scales
                ? 0
                : error_set(err, ENOMEM, "no memory for a row of %u weights", source->columns);
 }
@@ -240,7 +223,7 @@ static int row_new(const struct weight_source *source, struct row *ret, struct e
 static int make_row(const struct row *row, const struct checkpoint_tensor *t, uint64_t number,
                     const float *w, struct error *err)
 {
-    int r = quantize_row(&row->form, w, row->source->columns, row->codes, row->scales, row->zeros);
+    int r = quantize_row(&row->form, w, row->source->columns, row->codes, row->scales);
     if (r == -EDOM)
         return error_set(
             err, EINVAL,
@@ -261,9 +244,7 @@ static void copy_piece(const struct row *row, uint64_t number, uint64_t first, u
     const struct weight_source *s = row->source;
     const uint64_t start = number * s->row_bytes, from = MAX(start, first),
                    end = MIN(start + s->row_bytes, first + n);
-    const void *piece = makes_codes(s)                     ? (const void *)row->codes
-                        : s->convert == CONVERT_MADE_ZEROS ? (const void *)row->zeros
-                                                           : (const void *)row->scales;
+    const void *piece = makes_codes(s) ? (const void *)row->codes : (const void *)row->scales;
     memcpy(to + (from - first), (const uint8_t *)piece + (from - start), end - from);
 }
 
@@ -315,7 +296,7 @@ int quant_made_read(const struct checkpoint *checkpoint, const struct checkpoint
 static void add_error(const struct row *row, const float *w, float *value, struct weight_error *sum)
 {
     uint32_t k = row->source->columns;
-    quantize_value(&row->form, row->codes, row->scales, row->zeros, k, value);
+    quantize_value(&row->form, row->codes, row->scales, k, value);
     for (uint32_t i = 0; i < k; i++) {
         double difference = (double)value[i] - w[i];
         sum->error += difference * difference;

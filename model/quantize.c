@@ -65,10 +65,6 @@ static const struct functions *functions(void)
 
 /* ---- one group ---- */
 
-struct range {
-    float low, high, extreme; /* of the values; the one that is largest in size */
-};
-
 /*
  * What is tried: code numbers on which the largest value falls, from well inside the range of codes
  * to beyond it, where it is clipped. Where the grid lies is by trial (docs/performance.md).
@@ -79,26 +75,17 @@ static const struct grid {
     [EMBER_QUANT_INT8] = {124, 0.4f},
     [EMBER_QUANT_INT4] = {7, 0.15f},
 };
-#define ZEROS_FIRST 13.0f /* with a zero point: codes from the lowest to the highest value */
-#define ZEROS_STEP 0.2f
 
-static void make_tries(const struct quantize_form *form, const struct range *r,
-                       struct quantize_tries *ret)
+/* `extreme` is the value that is largest in size. */
+static void make_tries(const struct quantize_form *form, float extreme, struct quantize_tries *ret)
 {
     const struct grid *grid = &grids[form->quant];
     const float low = form->quant == EMBER_QUANT_INT8 ? -128 : -8;
     for (int i = 0; i < QUANTIZE_TRIES; i++) {
-        if (form->zeros) {
-            float inverse = (ZEROS_FIRST + ZEROS_STEP * (float)i) / (r->high - r->low);
-            float zero = rintf(-r->low * inverse);
-            ret->inverse[i] = inverse;
-            ret->low[i] = -zero;
-            ret->high[i] = 15 - zero;
-        } else { /* the code that is largest in size is negative, so the scale's sign is free */
-            ret->inverse[i] = -(grid->first + grid->step * (float)i) / r->extreme;
-            ret->low[i] = low;
-            ret->high[i] = -low - 1;
-        }
+        /* the code that is largest in size is negative, so the scale's sign is free */
+        ret->inverse[i] = -(grid->first + grid->step * (float)i) / extreme;
+        ret->low[i] = low;
+        ret->high[i] = -low - 1;
     }
 }
 
@@ -118,7 +105,8 @@ static int best_of(const float wq[QUANTIZE_TRIES], const float qq[QUANTIZE_TRIES
 
 struct choice {
     uint16_t scale;
-    float inverse, low, high; /* inverse 0: all codes are zero */
+    float inverse; /* 0: all codes are zero */
+    float low, high;
 };
 
 static int choose(const struct functions *f, const struct quantize_form *form, const float *w,
@@ -126,26 +114,23 @@ static int choose(const struct functions *f, const struct quantize_form *form, c
 {
     const float most = form->quant == EMBER_QUANT_INT8 ? 127 : 7;
     struct quantize_tries tries;
-    float wq[QUANTIZE_TRIES], qq[QUANTIZE_TRIES], scale;
-    struct range r;
+    float wq[QUANTIZE_TRIES], qq[QUANTIZE_TRIES], scale, lowest, highest, extreme;
     int i;
     *ret = (struct choice){.low = -most - 1, .high = most};
-    if (!f->range(w, n, &r.low, &r.high))
+    if (!f->range(w, n, &lowest, &highest))
         return -EDOM;
-    r.extreme = -r.low > r.high ? r.low : r.high;
-    if (fabsf(r.extreme) < TINY)
+    extreme = -lowest > highest ? lowest : highest;
+    if (fabsf(extreme) < TINY)
         return 0;
-    if (fabsf(r.extreme) > F16_MAX * most)
+    if (fabsf(extreme) > F16_MAX * most)
         return -ERANGE;
-    make_tries(form, &r, &tries);
+    make_tries(form, extreme, &tries);
     f->sums(w, n, &tries, wq, qq);
     i = best_of(wq, qq);
     ret->scale = quantize_to_f16(qq[i] > 0 ? wq[i] / qq[i] : 0);
     scale = quantize_from_f16(ret->scale);
     if (isinf(scale))
         return -ERANGE;
-    ret->low = tries.low[i];
-    ret->high = tries.high[i];
     ret->inverse = scale == 0 ? 0 : 1 / scale;
     return 0;
 }
@@ -165,7 +150,7 @@ static void put_codes(const struct functions *f, const struct quantize_form *for
 }
 
 int quantize_row(const struct quantize_form *form, const float *w, uint32_t k, uint8_t *codes,
-                 uint16_t *scales, uint8_t *zeros)
+                 uint16_t *scales)
 {
     const struct functions *f = functions();
     const uint32_t padded = (uint32_t)size_align(k, 32);
@@ -176,8 +161,6 @@ int quantize_row(const struct quantize_form *form, const float *w, uint32_t k, u
         if (r < 0)
             return r;
         scales[g] = c.scale;
-        if (form->zeros)
-            zeros[g] = (uint8_t)-c.low;
         put_codes(f, form, w + at, n, MIN(n, k - at), &c,
                   codes + (form->quant == EMBER_QUANT_INT8 ? at : at / 2));
     }
@@ -185,16 +168,13 @@ int quantize_row(const struct quantize_form *form, const float *w, uint32_t k, u
 }
 
 void quantize_value(const struct quantize_form *form, const uint8_t *codes, const uint16_t *scales,
-                    const uint8_t *zeros, uint32_t k, float *to)
+                    uint32_t k, float *to)
 {
     for (uint32_t i = 0; i < k; i++) {
         const float scale = quantize_from_f16(scales[i / form->group]);
-        const int zero = form->quant == EMBER_QUANT_INT8 ? 0
-                         : form->zeros                   ? zeros[i / form->group]
-                                                         : 8;
         const int code = form->quant == EMBER_QUANT_INT8
                              ? (int8_t)codes[i]
-                             : codes[i / 32 * 16 + i % 16] >> (i % 32 >= 16 ? 4 : 0) & 15;
-        to[i] = scale * (float)(code - zero);
+                             : (codes[i / 32 * 16 + i % 16] >> (i % 32 >= 16 ? 4 : 0) & 15) - 8;
+        to[i] = scale * (float)code;
     }
 }

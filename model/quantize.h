@@ -15,29 +15,27 @@
 #ifndef EMBER_MODEL_QUANTIZE_H
 #define EMBER_MODEL_QUANTIZE_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include <ember/op.h>
 
 struct quantize_form {
     uint8_t quant;  /* EMBER_QUANT_INT8 or EMBER_QUANT_INT4 */
-    bool zeros;     /* INT4 only: a zero point for each group */
     uint32_t group; /* values a scale covers: a multiple of 32 */
 };
 
 /*
  * Quantises a row of k floats; `w` has k rounded up to a multiple of 32 of them, zeros behind the
- * k. codes: as in ember/op.h, k (INT8) or 16 ceil(k / 32) (INT4) bytes; scales: f16, one a group;
- * zeros: one a group, when the form has them. -EDOM: a NaN or an infinity, -ERANGE: a value for
- * which no f16 scale is large enough; what is written then means nothing.
+ * k. codes: as in ember/op.h, k (INT8) or 16 ceil(k / 32) (INT4) bytes; scales: f16, one a group.
+ * -EDOM: a NaN or an infinity, -ERANGE: a value for which no f16 scale is large enough; what is
+ * written then means nothing.
  */
 int quantize_row(const struct quantize_form *form, const float *w, uint32_t k, uint8_t *codes,
-                 uint16_t *scales, uint8_t *zeros);
+                 uint16_t *scales);
 
 /* What a quantised row stands for: k floats. */
 void quantize_value(const struct quantize_form *form, const uint8_t *codes, const uint16_t *scales,
-                    const uint8_t *zeros, uint32_t k, float *to);
+                    uint32_t k, float *to);
 
 /* float32 to f16, to nearest even, too large is infinite; and back. */
 uint16_t quantize_to_f16(float x);

@@ -21,9 +21,8 @@
 
 #define K_MAX 512
 
-static const struct quantize_form q8 = {EMBER_QUANT_INT8, false, 32};
-static const struct quantize_form q4 = {EMBER_QUANT_INT4, false, 32};
-static const struct quantize_form q4z = {EMBER_QUANT_INT4, true, 32};
+static const struct quantize_form q8 = {EMBER_QUANT_INT8, 32};
+static const struct quantize_form q4 = {EMBER_QUANT_INT4, 32};
 
 static uint64_t state = 1;
 static double uniform(void)
@@ -38,7 +37,7 @@ static float gaussian(void)
 
 struct row {
     float w[K_MAX], value[K_MAX];
-    uint8_t codes[K_MAX + 1], zeros[K_MAX / 32 + 1];
+    uint8_t codes[K_MAX + 1];
     uint16_t scales[K_MAX / 32 + 1];
 };
 
@@ -51,12 +50,10 @@ static double quantised(const struct quantize_form *form, struct row *row, uint3
     memset(row->w + k, 0, (K_MAX - k) * sizeof *row->w);
     memset(row->codes, 0xa5, sizeof row->codes);
     memset(row->scales, 0xa5, sizeof row->scales);
-    memset(row->zeros, 0xa5, sizeof row->zeros);
-    assert_int_equal(quantize_row(form, row->w, k, row->codes, row->scales, row->zeros), 0);
+    assert_int_equal(quantize_row(form, row->w, k, row->codes, row->scales), 0);
     assert_int_equal(row->codes[bytes], 0xa5);
     assert_int_equal(row->scales[groups], 0xa5a5);
-    assert_int_equal(row->zeros[form->zeros ? groups : 0], 0xa5);
-    quantize_value(form, row->codes, row->scales, row->zeros, k, row->value);
+    quantize_value(form, row->codes, row->scales, k, row->value);
     for (uint32_t i = 0; i < k; i++)
         error += pow((double)row->value[i] - row->w[i], 2);
     return error;
@@ -136,11 +133,11 @@ static void test_search(void **unused)
 /* Each value is given the code that is nearest under the scale that was chosen. */
 static void test_nearest(void **unused)
 {
-    static const struct quantize_form *const forms[] = {&q8, &q4, &q4z};
+    static const struct quantize_form *const forms[] = {&q8, &q4};
     struct row row;
     for (size_t f = 0; f < ARRAY_LEN(forms); f++) {
         for (int i = 0; i < 96; i++)
-            row.w[i] = gaussian() + (f == 2 ? 1 : 0);
+            row.w[i] = gaussian();
         quantised(forms[f], &row, 96);
         for (int i = 0; i < 96; i++) {
             float scale = fabsf(quantize_from_f16(row.scales[i / 32]));
@@ -155,26 +152,9 @@ static void test_nearest(void **unused)
     }
 }
 
-/* A zero point gains where values are on one side of zero, and loses nowhere by much. */
-static void test_zero_points(void **unused)
-{
-    struct row row;
-    double with = 0, without = 0;
-    for (int i = 0; i < K_MAX; i++)
-        row.w[i] = 1 + 0.3f * gaussian();
-    with = quantised(&q4z, &row, K_MAX);
-    without = quantised(&q4, &row, K_MAX);
-    assert_true(with < without / 2);
-    for (int i = 0; i < K_MAX; i++)
-        row.w[i] = gaussian();
-    with = quantised(&q4z, &row, K_MAX);
-    without = quantised(&q4, &row, K_MAX);
-    assert_true(with < without);
-}
-
 static void test_tails(void **unused)
 {
-    static const struct quantize_form *const forms[] = {&q8, &q4, &q4z};
+    static const struct quantize_form *const forms[] = {&q8, &q4};
     struct row row, whole;
     for (size_t f = 0; f < ARRAY_LEN(forms); f++)
         for (uint32_t k = 1; k < 100; k++) {
@@ -198,14 +178,12 @@ static void test_limits(void **unused)
     float none[64] = {0};
     /* nothing but zeros: exact, whatever the form */
     assert_true(quantised(&q8, &row, 64) == 0 && quantised(&q4, &row, 64) == 0);
-    assert_true(quantised(&q4z, &row, 64) == 0);
     assert_memory_equal(row.value, none, sizeof none);
     /* one value and zeros */
     row.w[5] = -3;
     assert_true(quantised(&q8, &row, 64) < 1e-5 && quantised(&q4, &row, 64) < 1e-5);
     row.w[5] = 3;
     assert_true(quantised(&q8, &row, 64) < 1e-5 && quantised(&q4, &row, 64) < 1e-5);
-    assert_true(quantised(&q4z, &row, 64) < 1e-5);
     /* smaller than any scale, and the smallest that there are */
     for (int i = 0; i < 64; i++)
         row.w[i] = i % 2 ? 1e-38f : -1e-44f;
@@ -218,13 +196,13 @@ static void test_limits(void **unused)
         row.w[i] = i % 2 ? 65504.0f * 6 : -65504.0f * 6;
     assert_true(quantised(&q4, &row, 64) < 64 * 1e9);
     row.w[40] = 65504.0f * 128;
-    assert_int_equal(quantize_row(&q4, row.w, 64, row.codes, row.scales, row.zeros), -ERANGE);
+    assert_int_equal(quantize_row(&q4, row.w, 64, row.codes, row.scales), -ERANGE);
     row.w[40] = 3e38f;
-    assert_int_equal(quantize_row(&q8, row.w, 64, row.codes, row.scales, row.zeros), -ERANGE);
+    assert_int_equal(quantize_row(&q8, row.w, 64, row.codes, row.scales), -ERANGE);
     row.w[40] = NAN;
-    assert_int_equal(quantize_row(&q8, row.w, 64, row.codes, row.scales, row.zeros), -EDOM);
+    assert_int_equal(quantize_row(&q8, row.w, 64, row.codes, row.scales), -EDOM);
     row.w[40] = -INFINITY;
-    assert_int_equal(quantize_row(&q4z, row.w, 64, row.codes, row.scales, row.zeros), -EDOM);
+    assert_int_equal(quantize_row(&q4, row.w, 64, row.codes, row.scales), -EDOM);
 }
 
 static void test_f16(void **unused)
@@ -334,9 +312,9 @@ static void test_rules(void **unused)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_search),      cmocka_unit_test(test_nearest),
-        cmocka_unit_test(test_zero_points), cmocka_unit_test(test_tails),
-        cmocka_unit_test(test_limits),      cmocka_unit_test(test_f16),
-        cmocka_unit_test(test_both_builds), cmocka_unit_test(test_rules)};
+        cmocka_unit_test(test_search), cmocka_unit_test(test_nearest),
+        cmocka_unit_test(test_tails),  cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_f16),    cmocka_unit_test(test_both_builds),
+        cmocka_unit_test(test_rules)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
