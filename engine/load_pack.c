@@ -28,9 +28,6 @@ struct pack_load {
     int direct; /* the file again, O_DIRECT; -1: not here */
     pthread_mutex_t lock;
     struct checkpoint *checkpoint; /* opened when a segment is damaged, under the lock */
-    struct model *model;
-    struct weights_layout *layout;
-    const struct weights_layout *source; /* by which the checkpoint is read: layout or the pack's */
     struct loaded *result;
 };
 
@@ -86,36 +83,21 @@ static int read_segment(struct fill *fill, const struct fill_item *item, uint8_t
 
 /* ---- damage ---- */
 
-/* The checkpoint that the pack was made from, unchanged. */
+/* The checkpoint that the pack was made from, unchanged: the pack's layout has its sources. */
 static int open_source(struct pack_load *load, struct error *err)
 {
-    const struct weights_layout *want = pack_layout(load->pack);
-    size_t len;
+    _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
 
-    if (load->source)
+    if (load->checkpoint)
         return 0;
-    int r = load->checkpoint ? 0 : checkpoint_open(pack_dir(load->pack), &load->checkpoint, err);
+    int r = checkpoint_open(pack_dir(load->pack), &checkpoint, err);
     if (r < 0)
         return r;
-    struct digest key = checkpoint_key(load->checkpoint);
+    struct digest key = checkpoint_key(checkpoint);
     if (!digest_equal(&key, &pack_info(load->pack)->key))
         return error_set(err, ESTALE, "%s has changed since it was packed", pack_dir(load->pack));
-    if (*pack_info(load->pack)->recipe) { /* its forms say what is quantised; no rule is needed */
-        load->source = want;
-        return 0;
-    }
-    const char *config = checkpoint_config(load->checkpoint, &len);
-    if (!load->model)
-        r = model_from_config(config, len, pack_dir(load->pack), &load->model, err);
-    if (r == 0)
-        r = model_layout(load->model, load->checkpoint, &load->layout, err);
-    if (r == 0 && load->layout->bytes != want->bytes) {
-        weights_layout_free(TAKE(load->layout));
-        return error_set(err, ESTALE, "%s is laid out otherwise", pack_dir(load->pack));
-    }
-    if (r == 0)
-        load->source = load->layout;
-    return r;
+    load->checkpoint = TAKE(checkpoint);
+    return 0;
 }
 
 /* Makes segment i from the checkpoint; `why` is what was wrong with it. */
@@ -128,8 +110,8 @@ static int make_again(struct pack_load *load, uint32_t i, uint8_t *to, const str
     pthread_mutex_lock(&load->lock);
     int r = open_source(load, &other);
     if (r == 0)
-        r = load_range(load->checkpoint, load->source, pack_segment_at(load->pack, i), n, to,
-                       &other);
+        r = load_range(load->checkpoint, pack_layout(load->pack), pack_segment_at(load->pack, i), n,
+                       to, &other);
     if (r == 0) {
         struct digest found = digest_of(to, n);
         r = pack_segment_check(load->pack, i, &found, NULL) < 0
@@ -226,8 +208,6 @@ int load_pack(const char *path, const struct load_options *options, struct loade
     if (r == 0)
         r = loading_end(&loading, &loaded, err);
     loading_clear(&loading);
-    weights_layout_free(load.layout);
-    model_free(load.model);
     checkpoint_free(load.checkpoint);
     fd_close(load.direct);
     pthread_mutex_destroy(&load.lock);
