@@ -115,7 +115,7 @@ int run_pack(const struct verb_call *call)
     json_t *json = describe(output, pack);
     if (!*quant)
         return cli_print_object(call, json, pack_columns);
-    if (quant_report(call, dir, quant, json, &err) < 0) {
+    if (quant_report(call, dir, quant, pack_layout(pack), json, &err) < 0) {
         json_decref(json);
         return cli_fail(call, &err);
     }

@@ -10,7 +10,6 @@
 
 #include "cli/output.h"
 #include "cli/perplexity_run.h"
-#include "model/model.h"
 
 #define WORST 8 /* tensors that people are shown */
 
@@ -104,25 +103,15 @@ static void to_json(struct entry *entries, size_t n, json_t *json)
     json_object_set_new(json, "tensors", tensors);
 }
 
-static int add_errors(const struct verb_call *call, const char *dir, const char *quant,
-                      json_t *json, struct error *err)
+static int add_errors(const struct verb_call *call, const char *dir,
+                      const struct weights_layout *layout, json_t *json, struct error *err)
 {
     _cleanup_(checkpoint_freep) struct checkpoint *checkpoint = NULL;
-    _cleanup_(quantize_rules_freep) struct quantize_rules *rules = NULL;
-    _cleanup_(weights_layout_freep) struct weights_layout *layout = NULL;
-    _cleanup_(model_freep) struct model *model = NULL;
     _cleanup_free_ struct entry *entries = NULL;
     struct progress progress;
-    size_t len, n = 0;
+    size_t n = 0;
 
     int r = checkpoint_open(dir, &checkpoint, err);
-    const char *config = r == 0 ? checkpoint_config(checkpoint, &len) : NULL;
-    if (r == 0)
-        r = model_from_config(config, len, dir, &model, err);
-    if (r == 0)
-        r = quantize_rules_parse(quant, &rules, err);
-    if (r == 0)
-        r = model_layout_quantised(model, checkpoint, rules, &layout, err);
     if (r < 0)
         return r;
     entries = mem_alloc(layout->n_weights, sizeof *entries);
@@ -158,12 +147,12 @@ static int add_perplexity(const struct verb_call *call, const char *dir, const c
     return 0;
 }
 
-int quant_report(const struct verb_call *call, const char *dir, const char *quant, json_t *json,
-                 struct error *err)
+int quant_report(const struct verb_call *call, const char *dir, const char *quant,
+                 const struct weights_layout *layout, json_t *json, struct error *err)
 {
     _cleanup_free_ char *tokenizer = x_printf("%s/tokenizer.json", dir);
 
-    int r = add_errors(call, dir, quant, json, err);
+    int r = add_errors(call, dir, layout, json, err);
     if (r < 0 || !verb_flag(call, "perplexity"))
         return r;
     if (access(tokenizer, F_OK) < 0 && !verb_given(call, "text"))
