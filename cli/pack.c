@@ -67,6 +67,8 @@ static const struct column quantised_columns[] = {
     {"bytes", "size", COLUMN_BYTES},
     {"segments", "segments", COLUMN_NUMBER},
     {"digest", "digest", COLUMN_TEXT},
+    {"q8_weights", "weights of 8 bits", COLUMN_NUMBER},
+    {"q4_weights", "weights of 4 bits", COLUMN_NUMBER},
     {"error", "error of all weights", COLUMN_ERROR},
     {"tokens", "tokens predicted", COLUMN_NUMBER},
     {"perplexity", "perplexity before", COLUMN_NUMBER},

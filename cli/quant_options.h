@@ -8,7 +8,8 @@
 /* Rows for a table of options. */
 #define CLI_QUANT_OPTIONS                                                                          \
     {"quant", VALUE_ENUM, .limits = "none|q8|q4",                                                  \
-     .help = "quantise matrices while they are read: 8 or 4 bits a weight"},                       \
+     .help = "quantise matrices while they are read: 8 or 4 bits a weight; under q4 the head and " \
+             "matrices of fewer than 2^19 values have 8"},                                         \
         {"keep", VALUE_STRING, .repeat = true,                                                     \
          .help = "with --quant: leave tensors whose name matches this pattern as they are"},       \
     {                                                                                              \

@@ -17,6 +17,7 @@ struct entry {
     const char *name; /* of a tensor; the layout's */
     uint8_t quant;
     int layer; /* -1: none */
+    uint64_t values;
     struct weight_error e;
 };
 
@@ -53,7 +54,11 @@ static int measure(const struct checkpoint *checkpoint, const struct weights_lay
         if (cli_interrupted)
             return error_set(err, ECANCELED, "interrupted");
         struct entry *e = &entries[n++];
-        *e = (struct entry){.name = w->name, .quant = w->quant, .layer = layer_of(w->name)};
+        *e = (struct entry){.name = w->name,
+                            .quant = w->quant,
+                            .layer = layer_of(w->name),
+                            .values =
+                                (uint64_t)w->dim[0] * w->dim[1] * (w->rank > 2 ? w->dim[2] : 1)};
         int r = weight_quantise_error(checkpoint, layout, i, &e->e, err);
         if (r < 0)
             return r;
@@ -89,9 +94,14 @@ static void to_json(struct entry *entries, size_t n, json_t *json)
 {
     json_t *tensors = json_array();
     struct weight_error sum = {0};
+    uint64_t q8 = 0, q4 = 0;
 
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         add(&sum, &entries[i].e);
+        *(entries[i].quant == EMBER_QUANT_INT8 ? &q8 : &q4) += entries[i].values;
+    }
+    json_object_set_new(json, "q8_weights", json_integer((json_int_t)q8));
+    json_object_set_new(json, "q4_weights", json_integer((json_int_t)q4));
     json_object_set_new(json, "error", json_real(relative(&sum)));
     json_object_set_new(json, "layers", layers_json(entries, n));
     qsort(entries, n, sizeof *entries, worst_first);

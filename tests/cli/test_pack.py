@@ -14,6 +14,8 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from test_cli import ANSWER, QUESTION, TINY, Daemon, ctl  # noqa: E402
 
 EMBERCTL = os.environ["EMBERCTL"]
+HEAD = 4096 * 256  # ember-tiny's weights by its config.json
+ALL_MATRICES = HEAD + 8 * 256 * ((4 + 2 + 2) * 64 + 4 * 64 + 3 * 704)
 
 
 class Packs(unittest.TestCase):
@@ -64,6 +66,14 @@ class Packs(unittest.TestCase):
             self.assertEqual([m["quant"] for m in d.json("models")], ["q8"])
         finally:
             d.end()
+
+    def test_a_pack_says_how_many_weights_have_how_many_bits(self):
+        # All of ember-tiny's matrices are small, but for the head.
+        report = json.loads(ctl("pack", self.model, "--quant=q4", "--no-perplexity", "--json").stdout)
+        self.assertEqual((report["q8_weights"], report["q4_weights"]), (ALL_MATRICES, 0))
+        report = json.loads(ctl("pack", self.model, "--quant=q4", "--quant-for=^layers=q4", "--no-perplexity",
+                                "--json").stdout)
+        self.assertEqual((report["q8_weights"], report["q4_weights"]), (HEAD, ALL_MATRICES - HEAD))
 
     def test_damage_is_named_and_made_good_from_the_checkpoint(self):
         ctl("pack", self.model, "-o", self.pack)
