@@ -144,11 +144,11 @@ int engine_background(struct engine *engine, struct error *err);
 /* An eventfd that becomes readable when a bucket is ready to adopt, -1 without background. */
 int engine_background_fd(const struct engine *engine);
 /*
- * Proves an early engine whose weights have arrived, or
- * adopts at most one bucket: instantiate (tens of microseconds) and canary. `waiting` (may be NULL)
- * is asked between the canary's segments whether somebody waits for the engine: then the bucket
- * stays for a later call. 1: there may be more, 0: nothing to do; a bucket that fails its proof is
- * dropped and reported as a negative errno, the engine serves on.
+ * Proves an early engine whose weights have arrived, or adopts at most one bucket: instantiate
+ * (tens of microseconds) and canary. `waiting` (may be NULL) is asked between the canary's segments
+ * whether somebody waits for the engine: then the bucket stays for a later call. 1: there may be
+ * more, 0: nothing to do; a bucket that fails its proof is dropped and reported as a negative
+ * errno, the engine serves on.
  */
 int engine_adopt(struct engine *engine, bool (*waiting)(void *ctx), void *ctx, struct error *err);
 /* True when every bucket has been adopted, or dropped and reported. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Loading a checkpoint. The layout is cut into chunks, and chunks that begin in the same
- * huge page are one thread's. The digest of the weights is the digest of the chunks' digests in
- * order: the same for any number of threads.
+ * Loading a checkpoint. The layout is cut into chunks (runs of model/model.h), and chunks that
+ * begin in the same huge page are one thread's. The digest of the weights is the digest of the
+ * chunks' digests in order: the same for any number of threads.
  */
 #include "engine/load.h"
 
@@ -130,8 +130,7 @@ static int cut(struct load *load, struct error *err)
 }
 
 /* Chunks that begin in one block. The arena is there up to where the next item begins. */
-static int make_items(const struct load *load, const struct weights_layout *layout,
-                      struct fill *fill, struct error *err)
+static int make_items(const struct load *load, struct fill *fill, struct error *err)
 {
     fill->items = mem_alloc(load->n_chunks, sizeof *fill->items);
     if (!fill->items)
@@ -149,7 +148,7 @@ static int make_items(const struct load *load, const struct weights_layout *layo
         item->bytes += chunk->bytes;
     }
     if (fill->n_items)
-        fill->items[fill->n_items - 1].end = layout->bytes;
+        fill->items[fill->n_items - 1].end = load->layout->bytes;
     return 0;
 }
 
@@ -209,7 +208,7 @@ static int fill_from_checkpoint(const struct checkpoint *checkpoint, struct load
     int r = cut(&load, err);
     fill.buffer_bytes = load.longest;
     if (r == 0)
-        r = make_items(&load, loading->layout, &fill, err);
+        r = make_items(&load, &fill, err);
     if (r == 0)
         r = fill_run(&fill, err);
     if (r == 0)

@@ -40,8 +40,8 @@ int packs_keep(const char *dir, const struct digest *key, int weights, int manif
 
 /*
  * Writes a pack of resident weights to `path`; `quant` is what they were loaded with. -EINVAL: they
- * were not. -ESTALE: the checkpoint in `dir` has not the key any
- * more that it was loaded with; otherwise those of opening it and of pack_write().
+ * were not. -ESTALE: the checkpoint in `dir` has not the key any more that it was loaded with;
+ * otherwise those of opening it and of pack_write().
  */
 int packs_write(const char *dir, const struct digest *key, const char *quant, int weights,
                 int manifest, const char *path, const struct pack_write_options *options,

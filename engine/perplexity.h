@@ -9,9 +9,7 @@
 
 #include "engine/engine.h"
 
-#define PERPLEXITY_STEP                                                                            \
-    64 /* tokens of a step: what tap_tokens of the engine's options has to be                      \
-        */
+#define PERPLEXITY_STEP 64 /* tokens of a step: tap_tokens of the engine's options */
 
 /* Sums, so that documents can be added up. */
 struct perplexity {

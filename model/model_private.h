@@ -132,9 +132,10 @@ int layout_check(const struct model *model, const struct weights_layout *layout,
 int layout_read_floats(const struct checkpoint *checkpoint, const struct checkpoint_tensor *t,
                        const struct weight_source *source, uint64_t first, uint32_t n,
                        uint32_t stride, float *to, struct error *err);
+
 /* ---- tiles (tiles.c) ---- */
 
-/* The rows of one matrix of a weight as kept, and of all of its matrices. */
+/* The rows of all matrices of a weight, as kept. */
 uint64_t weight_rows(const struct weight *w);
 /* Chooses the layout of a weight of known form, and its row_bytes from those in rows. */
 void weight_choose_layout(const struct model *model, uint32_t slot, struct weight *w);

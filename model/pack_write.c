@@ -21,8 +21,8 @@
 #include "base/fault.h"
 #include "base/fd.h"
 
-#define SYNC_EVERY                                                                                 \
-    (64 * MIB) /* bytes that wait for the disk at most, so that others' writes do not */
+/* Bytes that wait for the disk at most, so that others' writes do not. */
+#define SYNC_EVERY (64 * MIB)
 
 struct writer {
     const struct pack_source *source;
