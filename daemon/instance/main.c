@@ -66,10 +66,12 @@ static int receive_start(struct instance *instance, struct error *err)
         return error_sys(err, r < 0 ? -r : EPROTO, "no configuration from emberd");
     instance->start_message = (Ember__V1__ToInstance *)message;
     instance->start = instance->start_message->start;
-    if (instance->start_message->kind_case != EMBER__V1__TO_INSTANCE__KIND_START ||
-        n_fds != (instance->start->early ? START_FDS_EARLY : START_FDS))
-        return error_set(err, EPROTO, "expected InstanceStart with %d descriptors", START_FDS);
-    return 0;
+    if (instance->start_message->kind_case != EMBER__V1__TO_INSTANCE__KIND_START)
+        return error_set(err, EPROTO, "expected InstanceStart first");
+    size_t want = instance->start->early ? START_FDS_EARLY : START_FDS;
+    return n_fds == want
+               ? 0
+               : error_set(err, EPROTO, "InstanceStart with %zu descriptors, not %zu", n_fds, want);
 }
 
 /* The environment tells the backend which compiler to use; see kernels/cpu/compile.c. */
