@@ -31,14 +31,10 @@ static int on_progress(void *ctx, uint64_t done, uint64_t total)
 
 static int no_model(const char *name, struct error *err)
 {
-    _cleanup_(buffer_free) struct buffer names = {0};
+    _cleanup_free_ char *names = shape_names();
 
-    for (size_t i = 0; shape_names[i]; i++) {
-        buffer_append(&names, shape_names[i], strlen(shape_names[i]));
-        buffer_append(&names, ", ", 2);
-    }
-    return error_set(err, ENOENT, "%s: no such folder, and no shape of that name (%.*sor tiny)",
-                     name, (int)names.len, (const char *)names.data);
+    return error_set(err, ENOENT, "%s: no such folder, and no shape of that name (%s, or tiny)",
+                     name, names);
 }
 
 int bench_model_find(const struct verb_call *call, const char *name, uint32_t layers,

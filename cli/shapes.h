@@ -8,8 +8,8 @@
 
 #include "base/error.h"
 
-/* Names of the shapes, NULL-terminated: "qwen3-0.6b", ... */
-extern const char *const shape_names[];
+/* Names of the shapes as a text: "qwen3-0.6b, qwen3-1.7b, ..."; the caller frees it. */
+char *shape_names(void);
 
 /* The config.json of a shape (the caller frees it); NULL when there is none of that name. */
 char *shape_config(const char *name);

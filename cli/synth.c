@@ -29,8 +29,14 @@ static const struct shape shapes[] = {
     {"qwen3-8b", 4096, 12288, 36, 32, 8, 128, "false"},
     {"qwen3-30b-a3b", 2048, 6144, 48, 32, 4, 128, "false", 128, 8, 768}};
 
-const char *const shape_names[] = {"qwen3-0.6b", "qwen3-1.7b",    "qwen3-4b",
-                                   "qwen3-8b",   "qwen3-30b-a3b", NULL};
+char *shape_names(void)
+{
+    struct buffer names = {0};
+
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
+        buffer_printf(&names, "%s%s", i ? ", " : "", shapes[i].name);
+    return names.data;
+}
 
 /* The keys that make a shape a mixture of experts; the caller frees. */
 static char *experts_config(const struct shape *s)
@@ -128,9 +134,9 @@ int run_synth(const struct verb_call *call)
     cli_catch_interrupts();
     progress_begin(&progress, call, to);
     if (!config && access(source, F_OK) < 0) {
-        r = error_set(
-            &err, ENOENT, "%s: no such file, and no shape of that name (%s, %s, %s, %s or %s)",
-            source, shape_names[0], shape_names[1], shape_names[2], shape_names[3], shape_names[4]);
+        _cleanup_free_ char *names = shape_names();
+        r = error_set(&err, ENOENT, "%s: no such file, and no shape of that name (%s)", source,
+                      names);
     } else if (config) {
         written = x_printf("%s.config.json", to);
         r = write_config(written, config, &err);
