@@ -117,16 +117,24 @@ static struct engine_result step(struct engine *engine, const struct engine_seq 
     return result;
 }
 
+/* A prompt in one piece. */
+static struct engine_seq whole_prompt(const uint32_t *tokens, uint32_t n, const uint32_t *pages)
+{
+    return (struct engine_seq){.tokens = tokens,
+                               .n_tokens = n,
+                               .prompt_len = n,
+                               .pages = pages,
+                               .n_pages = PAGES,
+                               .sample = true};
+}
+
 static struct engine_result run_one(struct engine *engine, const uint32_t *tokens, uint32_t n,
                                     uint32_t position, uint32_t prompt_len, const uint32_t *pages)
 {
-    struct engine_seq seq = {.tokens = tokens,
-                             .n_tokens = n,
-                             .position = position,
-                             .prompt_len = prompt_len,
-                             .pages = pages,
-                             .n_pages = PAGES,
-                             .sample = true};
+    struct engine_seq seq = whole_prompt(tokens, n, pages);
+
+    seq.position = position;
+    seq.prompt_len = prompt_len;
     return step(engine, &seq, 1);
 }
 
@@ -216,18 +224,7 @@ static void batch_bucket_and_chunk_do_not_change_bits(void **state)
     struct engine_result r = run_one(engine, prompt_b, 21, 0, 21, pb);
     float *alone = copy_logits(engine, &r, 0);
 
-    struct engine_seq both[] = {{.tokens = prompt_a,
-                                 .n_tokens = 12,
-                                 .prompt_len = 12,
-                                 .pages = pa,
-                                 .n_pages = PAGES,
-                                 .sample = true},
-                                {.tokens = prompt_b,
-                                 .n_tokens = 21,
-                                 .prompt_len = 21,
-                                 .pages = pb,
-                                 .n_pages = PAGES,
-                                 .sample = true}};
+    struct engine_seq both[] = {whole_prompt(prompt_a, 12, pa), whole_prompt(prompt_b, 21, pb)};
     r = step(engine, both, 2);
     assert_int_equal(r.n_rows, 2);
     assert_same_bits(engine, alone, r.logits + engine_model(engine)->vocab_size);
@@ -453,12 +450,7 @@ static void failed_load_breaks_its_early_engines(void **state)
     struct engine_options o = early_options(&load, NULL);
     int r = engine_open(&o, &early, &err); /* a backend that waits for all of it fails here */
     if (r == 0) {
-        struct engine_seq seq = {.tokens = prompt_b,
-                                 .n_tokens = 21,
-                                 .prompt_len = 21,
-                                 .pages = pages,
-                                 .n_pages = PAGES,
-                                 .sample = true};
+        struct engine_seq seq = whole_prompt(prompt_b, 21, pages);
         struct engine_step s = {.seqs = &seq, .n_seqs = 1};
         r = engine_step(early, &s, &result, &err);
         assert_non_null(engine_broken(early));
@@ -488,12 +480,7 @@ static void early_engine_without_proof_gives_nothing(void **state)
     fault_init();
     struct engine_options o = early_options(&load, cache);
     assert_int_equal(engine_open(&o, &early, &err), 0);
-    struct engine_seq seq = {.tokens = prompt_b,
-                             .n_tokens = 21,
-                             .prompt_len = 21,
-                             .pages = pages,
-                             .n_pages = PAGES,
-                             .sample = true};
+    struct engine_seq seq = whole_prompt(prompt_b, 21, pages);
     struct engine_step s = {.seqs = &seq, .n_seqs = 1};
     assert_int_equal(engine_step(early, &s, &result, &err), -EBADMSG);
     unsetenv("EMBER_FAULT");
