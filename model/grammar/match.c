@@ -67,31 +67,6 @@ static bool rehash(struct states *s, struct interned *t, uint32_t n, const void 
     return true;
 }
 
-static uint32_t intern_node(struct states *s, const struct entry *entries, uint32_t n,
-                            bool clipped);
-
-/* The node without far counts. */
-static uint32_t clip_node(struct states *s, uint32_t node)
-{
-    struct stack_node x = s->nodes[node];
-    _cleanup_free_ struct entry *copy = mem_alloc(x.n + 1, sizeof *copy);
-    bool changed = false;
-
-    if (!copy) {
-        s->failed = true;
-        return node;
-    }
-    for (uint32_t i = 0; i < x.n; i++) {
-        struct entry e = s->entries[x.first + i], c = e;
-        c.need = e.need > COUNT_FAR ? FOREVER : e.need;
-        c.left = e.left > COUNT_FAR ? FOREVER : e.left;
-        c.below = s->nodes[e.below].clip;
-        changed |= memcmp(&e, &c, sizeof e) != 0;
-        copy[i] = c;
-    }
-    return changed ? intern_node(s, copy, x.n, true) : node;
-}
-
 static int by_entry(const void *a, const void *b)
 {
     const struct entry *x = a, *y = b;
@@ -150,22 +125,34 @@ static uint32_t find_node(struct states *s, const struct entry *entries, uint32_
     return s->n_nodes - 1;
 }
 
-static uint32_t intern_node(struct states *s, const struct entry *entries, uint32_t n, bool clipped)
+/* The node without far counts. */
+static uint32_t clip_node(struct states *s, uint32_t node)
 {
-    _cleanup_free_ struct entry *sorted = NULL;
-    bool made;
+    struct stack_node x = s->nodes[node];
+    _cleanup_free_ struct entry *copy = mem_alloc(x.n + 1, sizeof *copy);
+    bool changed = false, made;
 
-    if (clipped) { /* not sorted any more */
-        sorted = mem_alloc(n, sizeof *sorted);
-        if (!sorted) {
-            s->failed = true;
-            return NODE_BOTTOM;
-        }
-        memcpy(sorted, entries, n * sizeof *sorted);
-        n = sort_entries(sorted, n);
-        return find_node(s, sorted, n, &made);
+    if (!copy) {
+        s->failed = true;
+        return node;
     }
+    for (uint32_t i = 0; i < x.n; i++) {
+        struct entry e = s->entries[x.first + i], c = e;
+        c.need = e.need > COUNT_FAR ? FOREVER : e.need;
+        c.left = e.left > COUNT_FAR ? FOREVER : e.left;
+        c.below = s->nodes[e.below].clip;
+        changed |= memcmp(&e, &c, sizeof e) != 0;
+        copy[i] = c;
+    }
+    return changed ? find_node(s, copy, sort_entries(copy, x.n), &made) : node;
+}
+
+/* The same as find_node; a new node gets its clip. */
+static uint32_t intern_node(struct states *s, const struct entry *entries, uint32_t n)
+{
+    bool made;
     uint32_t node = find_node(s, entries, n, &made);
+
     if (made) {
         uint32_t clip = clip_node(s, node);
         s->nodes[node].clip = clip;
@@ -278,7 +265,7 @@ static void begin_rule(struct grammar *g, struct closing *c, uint32_t rule)
     }
     c->n_pending = kept;
     n = sort_entries(c->entries, n);
-    uint32_t node = intern_node(&g->states, c->entries, n, false);
+    uint32_t node = intern_node(&g->states, c->entries, n);
     if (g->states.failed)
         return;
     add_item(c, g->program.rules[rule], node);
@@ -542,7 +529,7 @@ void grammar_trim(struct grammar *g)
             entries[i].below = map[entries[i].below];
         }
         uint32_t count = sort_entries(entries, old->nodes[n].n);
-        map[n] = intern_node(&fresh, entries, count, false);
+        map[n] = intern_node(&fresh, entries, count);
     }
     for (struct matcher *m = g->matchers; m && !fresh.failed; m = m->next)
         copy_set(&fresh, old, m->set, map);
