@@ -18,10 +18,10 @@ struct definition {
 
 /* A sequence under a grammar. */
 struct follower {
-    uint64_t id; /* 0: free */
-    struct matcher *matcher;
-    uint32_t n; /* tokens so far */
-    bool over;  /* an end has been sampled */
+    uint64_t id;
+    struct matcher *matcher; /* NULL: free */
+    uint32_t n;              /* tokens so far */
+    bool over;               /* an end has been sampled */
 };
 
 struct grammars {
@@ -140,7 +140,6 @@ int grammars_define(struct grammars *g, const Ember__V1__Grammar *message, struc
     *d = (struct definition){.id = message->id, .len = len};
     start_reading(g);
     /* Only checked yet: who waits for the vocabulary is the first to sample. */
-    d->grammar = NULL;
     int r = grammar_open(message->program.data, len, NULL, &d->grammar, err);
     if (r < 0)
         return r;

@@ -110,7 +110,6 @@ struct build {
     uint32_t n_machines, cap_machines;
     struct error *err;
     int failed;
-    struct node *shared[8]; /* front ends' often used nodes */
 };
 
 void build_free(struct build *b);
@@ -164,8 +163,8 @@ struct nfa_rules {
     const bool *nullable;        /* [n_rules] */
 };
 /*
- * The machine of a node, or NULL when the build has failed. `ret_nullable` (may be NULL) says
- * whether the empty text belongs to it; with `strict` state 0 is not final all the same.
+ * The machine of a node, or NULL when the build has failed. With `strict` state 0 is not final, even
+ * where the empty text belongs to the node. `rules` may be NULL for a node without rules.
  */
 struct machine *machine_of(struct build *b, const struct node *node, const struct nfa_rules *rules,
                            bool strict);

@@ -369,7 +369,6 @@ static void sort_rule(struct link *l, uint32_t i)
 
 struct writer {
     uint32_t *rule;   /* by place: its number, or NO_RULE */
-    uint32_t *first;  /* by place: its first state's number */
     uint32_t **state; /* by place, by state: its number */
     uint32_t n_rules, n_states, n_edges, n_calls;
 };

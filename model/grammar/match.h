@@ -50,7 +50,7 @@ struct set {
 };
 #define SET_DIFFERS (UINT32_MAX - 1)
 
-/* An array of 8-byte aligned things, and a table of numbers by hash. */
+/* A table of numbers by hash. */
 struct interned {
     uint32_t *table, size; /* index + 1 */
 };
