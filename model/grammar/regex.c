@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/grammar/internal.h"
 
 #define COUNT_MAX 1000000000u
@@ -50,26 +51,13 @@ static bool take(struct regex *x, const char *text)
 
 size_t text_char(const char *s, size_t n, uint32_t *ret)
 {
-    const uint8_t *u = (const uint8_t *)s;
-    unsigned len = !n            ? 0
-                   : u[0] < 0x80 ? 1
-                   : u[0] < 0xC2 ? 0
-                   : u[0] < 0xE0 ? 2
-                   : u[0] < 0xF0 ? 3
-                                 : 4;
-    uint32_t c = len == 1 ? u[0] : len ? u[0] & (0x7F >> len) : 0;
+    size_t len = utf8_char(s, n);
+    uint32_t c = len > 1 ? (uint8_t)*s & (0x7Fu >> len) : len ? (uint8_t)*s : 0;
 
-    if (!len || len > n)
-        return 0;
-    for (unsigned i = 1; i < len; i++) {
-        if ((u[i] & 0xC0) != 0x80)
-            return 0;
-        c = c << 6 | (u[i] & 0x3F);
-    }
-    if ((len == 3 && c < 0x800) || (len == 4 && c < 0x10000) || c > CHAR_MAX_CODE ||
-        (c >= 0xD800 && c < 0xE000))
-        return 0;
-    *ret = c;
+    for (size_t i = 1; i < len; i++)
+        c = c << 6 | (s[i] & 0x3F);
+    if (len)
+        *ret = c;
     return len;
 }
 
