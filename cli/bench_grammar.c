@@ -12,6 +12,7 @@
 #include <time.h>
 
 #include "base/value.h"
+#include "cli/measure.h"
 #include "cli/output.h"
 #include "engine/tokenizer.h"
 #include "model/grammar/grammar.h"
@@ -122,12 +123,6 @@ static int draw(struct grammar *g, const struct vocab *v, uint64_t number, uint6
     return r;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static int measure(const struct example *e, const struct vocab *v, struct figures *ret,
                    struct error *err)
 {
@@ -151,8 +146,7 @@ static int measure(const struct example *e, const struct vocab *v, struct figure
             r = draw(g, v, i, &ns[pass], &worst[pass], &tokens[pass], err);
     if (r < 0)
         return error_prefix(err, "%s", e->name);
-    qsort(ms, COMPILES, sizeof *ms, by_value);
-    *ret = (struct figures){.compile_ms = ms[COMPILES / 2],
+    *ret = (struct figures){.compile_ms = quantile(ms, COMPILES, 0.5),
                             .bytes = program.len,
                             .tokens = tokens[0],
                             .cold_us = (double)ns[0] / 1e3 / (double)tokens[0],
