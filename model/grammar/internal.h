@@ -175,6 +175,9 @@ struct machine *machine_of(struct build *b, const struct node *node, const struc
  */
 struct machine *machine_combine(struct build *b, const struct machine *one,
                                 const struct machine *other, bool without);
+/* m with only, or without, the texts of a node that has no rules. Takes m. */
+struct machine *machine_narrow(struct build *b, struct machine *m, const struct node *node,
+                               bool without);
 bool machine_accepts(const struct machine *m, const void *bytes, size_t n);
 
 /* ---- link.c ---- */

@@ -188,3 +188,14 @@ struct machine *machine_combine(struct build *b, const struct machine *one,
     machine_free(p.m);
     return NULL;
 }
+
+struct machine *machine_narrow(struct build *b, struct machine *m, const struct node *node,
+                               bool without)
+{
+    struct machine *other = m ? machine_of(b, node, NULL, false) : NULL,
+                   *left = other ? machine_combine(b, m, other, without) : NULL;
+
+    machine_free(m);
+    machine_free(other);
+    return left;
+}

@@ -292,17 +292,6 @@ static struct node *multiples(struct build *b, uint32_t m)
     return node_graph(b, g);
 }
 
-static struct node *intersect(struct schema *x, struct node *one, struct node *other)
-{
-    struct machine *a = machine_of(x->b, one, NULL, false),
-                   *b = machine_of(x->b, other, NULL, false),
-                   *m = machine_combine(x->b, a, b, false);
-
-    machine_free(a);
-    machine_free(b);
-    return node_machine(x->b, m);
-}
-
 struct node *number_node(struct schema *x, const struct conj *c, bool integer)
 {
     struct limit min = {0}, max = {0};
@@ -326,7 +315,8 @@ struct node *number_node(struct schema *x, const struct conj *c, bool integer)
             return schema_fail(x, ENOTSUP, c->parts[i - 1].s, "multipleOf",
                                "only integers up to %d are supported", MULTIPLE_MAX);
         if (m > 1)
-            node = intersect(x, node, multiples(x->b, (uint32_t)m));
+            node = node_machine(x->b, machine_narrow(x->b, machine_of(x->b, node, NULL, false),
+                                                     multiples(x->b, (uint32_t)m), false));
     }
     return node;
 }

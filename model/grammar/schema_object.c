@@ -9,10 +9,14 @@
 
 #include "model/grammar/schema.h"
 
+static struct node *found_by(struct schema *x, const char *pattern)
+{
+    return regex_node(x->b, pattern, strlen(pattern), REGEX_FIND, false);
+}
+
 bool pattern_matches(struct schema *x, const char *pattern, const char *text, size_t len)
 {
-    struct machine *m = machine_of(
-        x->b, regex_node(x->b, pattern, strlen(pattern), REGEX_FIND, false), NULL, false);
+    struct machine *m = machine_of(x->b, found_by(x, pattern), NULL, false);
     bool found = m && machine_accepts(m, text, len);
 
     machine_free(m);
@@ -139,22 +143,6 @@ static struct node *plain_text(struct build *b)
     return node_repeat(b, node_chars(b, plain, 3, false), 0, MANY);
 }
 
-/* m without (or only with) the texts of a node; takes m. */
-static struct machine *narrow(struct schema *x, struct machine *m, struct node *node, bool without)
-{
-    struct machine *other = machine_of(x->b, node, NULL, false),
-                   *left = other ? machine_combine(x->b, m, other, without) : NULL;
-
-    machine_free(m);
-    machine_free(other);
-    return left;
-}
-
-static struct node *found_by(struct schema *x, const char *pattern)
-{
-    return regex_node(x->b, pattern, strlen(pattern), REGEX_FIND, false);
-}
-
 /* Names that nobody has given a property; NULL: there are none. */
 static struct machine *free_names(struct schema *x, const struct conj *c, const struct props *p)
 {
@@ -165,11 +153,10 @@ static struct machine *free_names(struct schema *x, const struct conj *c, const 
     for (size_t i = 0; i < p->n; i++)
         list_add(x->b, &names, node_text(x->b, p->list[i].name));
     if (names.n)
-        m = narrow(x, m, node_alt(x->b, names.items, names.n), true);
+        m = machine_narrow(x->b, m, node_alt(x->b, names.items, names.n), true);
     list_free(&names);
     for (size_t i = 0; (v = conj_next(c, "propertyNames", &i)) && m && !x->b->failed;) {
-        const json_t *s = c->parts[i - 1].s, *pattern = json_object_get(v, "pattern"), *keyword;
-        uint32_t min = 0, max = MANY;
+        const json_t *s = c->parts[i - 1].s, *pattern = json_object_get(v, "pattern");
         struct conj of = {0};
         const char *key;
         json_t *kid;
@@ -182,13 +169,12 @@ static struct machine *free_names(struct schema *x, const struct conj *c, const 
         if (!json_is_object(v) && !json_is_true(v))
             schema_fail(x, ENOTSUP, s, "propertyNames", "only an object is supported");
         conj_add(x, &of, v);
-        min = conj_count(x, &of, "minLength", true, 0);
-        max = conj_count(x, &of, "maxLength", false, MANY);
-        keyword = pattern;
-        if (json_is_string(keyword))
-            m = narrow(x, m, found_by(x, json_string_value(keyword)), false);
+        uint32_t min = conj_count(x, &of, "minLength", true, 0),
+                 max = conj_count(x, &of, "maxLength", false, MANY);
+        if (json_is_string(pattern))
+            m = machine_narrow(x->b, m, found_by(x, json_string_value(pattern)), false);
         if (m && (min || max != MANY))
-            m = narrow(x, m, node_repeat(x->b, any_char(x->b, false), min, max), false);
+            m = machine_narrow(x->b, m, node_repeat(x->b, any_char(x->b, false), min, max), false);
         if (json_is_object(v) && !(schema_types(x, v) & TYPE(string)))
             machine_free(TAKE(m)); /* a name is a string */
     }
@@ -210,7 +196,7 @@ static struct machine *pattern_names(struct schema *x, const struct conj *c,
         json_object_foreach((json_t *)v, key, kid)
         {
             if (m && strcmp(key, pattern))
-                m = narrow(x, m, found_by(x, key), true);
+                m = machine_narrow(x->b, m, found_by(x, key), true);
         }
     return m;
 }
@@ -291,7 +277,7 @@ static void free_properties(struct schema *x, const struct conj *c, struct props
             json_object_foreach((json_t *)v, pattern, kid)
             {
                 if (m)
-                    m = narrow(x, m, found_by(x, pattern), true);
+                    m = machine_narrow(x->b, m, found_by(x, pattern), true);
             }
         }
         if (m && asks && !value.none)

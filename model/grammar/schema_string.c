@@ -155,8 +155,6 @@ static struct node *pattern_node(struct schema *x, const json_t *s, const json_t
 /* What must hold beside each other: of one, as it is; of several, one machine. */
 static void both(struct schema *x, struct machine **all, struct node **only, struct node *node)
 {
-    struct machine *m;
-
     if (!*all && !*only) {
         *only = node;
         return;
@@ -165,12 +163,8 @@ static void both(struct schema *x, struct machine **all, struct node **only, str
         *all = machine_of(x->b, *only, NULL, false);
         *only = NULL;
     }
-    struct machine *next = machine_of(x->b, node, NULL, false);
-    m = machine_combine(x->b, *all, next, false);
-    machine_free(*all);
-    machine_free(next);
-    *all = m;
-    if (!m)
+    *all = machine_narrow(x->b, *all, node, false);
+    if (!*all)
         *only = node_none(x->b);
 }
 
