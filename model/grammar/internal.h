@@ -163,8 +163,8 @@ struct nfa_rules {
     const bool *nullable;        /* [n_rules] */
 };
 /*
- * The machine of a node, or NULL when the build has failed. With `strict` state 0 is not final, even
- * where the empty text belongs to the node. `rules` may be NULL for a node without rules.
+ * The machine of a node, or NULL when the build has failed. With `strict` state 0 is not final,
+ * even where the empty text belongs to the node. `rules` may be NULL for a node without rules.
  */
 struct machine *machine_of(struct build *b, const struct node *node, const struct nfa_rules *rules,
                            bool strict);

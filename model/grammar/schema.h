@@ -94,7 +94,9 @@ struct node *string_node(struct schema *x, const struct conj *c);
 /* Whether a string is surely of a schema's format, if it has one; with x->maybe, whether perhaps.
  */
 bool format_matches(struct schema *x, const json_t *s, const char *text, size_t len);
-/* Free property names: characters without escapes, none of the names; NULL names: none to avoid. */
-struct node *free_name_node(struct schema *x, struct machine *allowed);
+/* A string's content between its quotes. */
+struct node *quoted_node(struct build *b, struct node *content);
+/* Any one character that a string holds without an escape. */
+struct node *plain_char(struct build *b);
 
 #endif

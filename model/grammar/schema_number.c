@@ -193,11 +193,6 @@ static unsigned decimals_of(const struct limit *l, unsigned most)
 
     if (!l->set || l->is_integer)
         return 0;
-    for (int precision = 1; precision <= 17; precision++) {
-        snprintf(text, sizeof text, "%.*g", precision, l->value);
-        if (strtod(text, NULL) == l->value)
-            break;
-    }
     for (unsigned n = 0; n < most; n++) {
         snprintf(text, sizeof text, "%.*f", (int)n, l->value);
         if (strtod(text, NULL) == l->value)

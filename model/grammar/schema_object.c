@@ -135,18 +135,10 @@ static void property_conj(struct schema *x, const struct conj *c, const char *na
 
 /* ---- free properties ---- */
 
-/* Texts that need no escape in JSON, in UTF-8. */
-static struct node *plain_text(struct build *b)
-{
-    static const struct range plain[] = {
-        {0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, CHAR_MAX_CODE}};
-    return node_repeat(b, node_chars(b, plain, 3, false), 0, MANY);
-}
-
-/* Names that nobody has given a property; NULL: there are none. */
+/* Names without escapes that nobody has given a property; NULL: there are none. */
 static struct machine *free_names(struct schema *x, const struct conj *c, const struct props *p)
 {
-    struct machine *m = machine_of(x->b, plain_text(x->b), NULL, false);
+    struct machine *m = machine_of(x->b, node_repeat(x->b, plain_char(x->b), 0, MANY), NULL, false);
     struct list names = {0};
     const json_t *v;
 
@@ -226,7 +218,9 @@ static void pattern_props(struct schema *x, const struct conj *c, const struct m
                     conj_add(x, &value, more);
             }
             if (m)
-                list_add(x->b, all, property(x, free_name_node(x, m), value_node(x, &value)));
+                list_add(
+                    x->b, all,
+                    property(x, quoted_node(x->b, node_machine(x->b, m)), value_node(x, &value)));
         }
     }
 }
@@ -281,7 +275,8 @@ static void free_properties(struct schema *x, const struct conj *c, struct props
             }
         }
         if (m && asks && !value.none)
-            list_add(x->b, &all, property(x, free_name_node(x, m), value_node(x, &value)));
+            list_add(x->b, &all,
+                     property(x, quoted_node(x->b, node_machine(x->b, m)), value_node(x, &value)));
         else
             machine_free(m);
     }

@@ -89,20 +89,26 @@ static struct node *unicode_escape(struct build *b)
     return node_pair(b, node_text(b, "u"), node_alt(b, forms, 6));
 }
 
-/* One character of a string, in any way that JSON has to write it. */
-static struct node *string_char(struct build *b)
+struct node *plain_char(struct build *b)
 {
     static const struct range plain[] = {
         {0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, CHAR_MAX_CODE}};
+
+    return node_chars(b, plain, ARRAY_LEN(plain), false);
+}
+
+/* One character of a string, in any way that JSON has to write it. */
+static struct node *string_char(struct build *b)
+{
     static const struct range shorts[] = {{'"', '"'}, {'/', '/'}, {'\\', '\\'}, {'b', 'b'},
                                           {'f', 'f'}, {'n', 'n'}, {'r', 'r'},   {'t', 't'}};
     struct node *after =
         node_either(b, node_chars(b, shorts, ARRAY_LEN(shorts), false), unicode_escape(b));
 
-    return node_either(b, node_chars(b, plain, 3, false), node_pair(b, node_text(b, "\\"), after));
+    return node_either(b, plain_char(b), node_pair(b, node_text(b, "\\"), after));
 }
 
-static struct node *quoted(struct build *b, struct node *content)
+struct node *quoted_node(struct build *b, struct node *content)
 {
     struct node *kids[] = {node_text(b, "\""), content, node_text(b, "\"")};
     return node_seq(b, kids, 3);
@@ -187,10 +193,11 @@ struct node *string_node(struct schema *x, const struct conj *c)
     }
     if (!machine && !only) {
         if (min || max != MANY)
-            return quoted(x->b, node_repeat(x->b, string_char(x->b), min, max));
+            return quoted_node(x->b, node_repeat(x->b, string_char(x->b), min, max));
         if (!x->string) {
             uint32_t rule = build_rule(x->b, NULL, 0);
-            build_define(x->b, rule, quoted(x->b, node_repeat(x->b, string_char(x->b), 0, MANY)));
+            build_define(x->b, rule,
+                         quoted_node(x->b, node_repeat(x->b, string_char(x->b), 0, MANY)));
             x->string = node_rule(x->b, rule);
         }
         return x->string;
@@ -198,10 +205,5 @@ struct node *string_node(struct schema *x, const struct conj *c)
     if ((min || max != MANY) && !x->b->failed)
         both(x, &machine, &only, node_repeat(x->b, any_char(x->b, true), min, max));
     struct node *content = machine ? node_machine(x->b, machine) : only;
-    return content ? quoted(x->b, content) : node_none(x->b);
-}
-
-struct node *free_name_node(struct schema *x, struct machine *allowed)
-{
-    return quoted(x->b, node_machine(x->b, allowed));
+    return content ? quoted_node(x->b, content) : node_none(x->b);
 }

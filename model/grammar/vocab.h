@@ -3,10 +3,11 @@
  * A vocabulary as tries, and shares of it that are decided without walking.
  *
  * A safe character is any but '"', '\', those below U+0020 (what is left may stand in a JSON string
- * as it is) and the line ends U+2028 and U+2029 (which `.` does not match). A token that is made of 1 to SAFE_MAX whole safe characters is in slice k, its number of
- * characters. Where a safe character, whichever, leads to one and the same place, and so on for k
- * characters, the slices up to k are allowed as a whole: most of a vocabulary at once. The other
- * tokens have a trie of their own, which is what has to be walked then.
+ * as it is) and the line ends U+2028 and U+2029 (which `.` does not match). A token that is made of
+ * 1 to SAFE_MAX whole safe characters is in slice k, its number of characters. Where a safe
+ * character, whichever, leads to one and the same place, and so on for k characters, the slices up
+ * to k are allowed as a whole: most of a vocabulary at once. The other tokens have a trie of their
+ * own, which is what has to be walked then.
  */
 #ifndef EMBER_MODEL_GRAMMAR_VOCAB_H
 #define EMBER_MODEL_GRAMMAR_VOCAB_H
