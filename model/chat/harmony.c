@@ -14,25 +14,27 @@
 static const char *const ends[] = {"<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>"};
 #define CHANNEL 4 /* of these: a message began without <|start|> */
 
+/* Behind the last such word of from .. end; NULL: there is none, or no text. */
+static const char *behind_last(const char *from, const char *end, const char *word)
+{
+    const char *behind = NULL;
+
+    while (from && (from = memmem(from, (size_t)(end - from), word, strlen(word))))
+        behind = from += strlen(word);
+    return behind;
+}
+
 void chat_start_harmony(struct chat_parser *p)
 {
     static const struct family harmony = {BODY_HARMONY};
-    const char *from = p->o.prompt, *at = NULL, *message = NULL;
-    const char *end = from ? from + p->o.prompt_len : NULL;
+    const char *end = p->o.prompt ? p->o.prompt + p->o.prompt_len : NULL;
 
     if (!p->family)
         p->family = &harmony;
     p->state = S_HEADER;
-    while (from && (from = memmem(from, (size_t)(end - from), ROLE, strlen(ROLE)))) {
-        from += strlen(ROLE);
-        at = from;
-    }
+    const char *at = behind_last(p->o.prompt, end, ROLE), *message = behind_last(at, end, MESSAGE);
     if (!at)
         return;
-    for (from = at; (from = memmem(from, (size_t)(end - from), MESSAGE, strlen(MESSAGE)));) {
-        from += strlen(MESSAGE);
-        message = from;
-    }
     chat_append(&p->in, at, (size_t)((message ? message : end) - at));
 }
 
@@ -113,12 +115,14 @@ static bool step_header(struct chat_parser *p, bool end)
     return true;
 }
 
+/* Until the message's end; what stands behind a call's arguments is nothing. */
 static bool step_message(struct chat_parser *p, bool end)
 {
     size_t at;
     int which = chat_find(p, ends, ARRAY_LEN(ends), end, &at);
 
-    chat_say(p, p->channel, p->in.data + p->mark, at - p->mark);
+    if (p->state == S_MESSAGE)
+        chat_say(p, p->channel, p->in.data + p->mark, at - p->mark);
     p->mark = p->pos = at;
     if (which < 0)
         return false;
@@ -147,30 +151,14 @@ static bool step_message_call(struct chat_parser *p, bool end)
     return true;
 }
 
-static bool step_message_end(struct chat_parser *p, bool end)
-{
-    size_t at;
-    int which = chat_find(p, ends, ARRAY_LEN(ends), end, &at);
-
-    p->mark = p->pos = at;
-    if (which < 0)
-        return false;
-    if (which != CHANNEL)
-        p->mark = p->pos = at + strlen(ends[which]);
-    p->state = S_HEADER;
-    return true;
-}
-
 bool chat_step_harmony(struct chat_parser *p, bool end)
 {
     switch (p->state) {
     case S_HEADER:
         return step_header(p, end);
-    case S_MESSAGE:
-        return step_message(p, end);
     case S_MESSAGE_CALL:
         return step_message_call(p, end);
     default:
-        return step_message_end(p, end);
+        return step_message(p, end);
     }
 }
