@@ -55,6 +55,21 @@ const struct family *chat_family(enum chat_tools tools)
     return tools == CHAT_TOOLS_NONE ? NULL : &families[tools];
 }
 
+const struct thought *chat_thought(enum chat_reasoning reasoning)
+{
+    static const struct thought thoughts[] = {{NULL, NULL},
+#define X(id, names, open, close) {open, close},
+                                              CHAT_REASONINGS(X)
+#undef X
+    };
+    return &thoughts[reasoning];
+}
+
+bool chat_is_harmony(struct chat_form form)
+{
+    return form.reasoning == CHAT_REASONING_HARMONY || form.tools == CHAT_TOOLS_HARMONY;
+}
+
 /* ---- what a template shows ---- */
 
 static bool has(const char *text, size_t len, const char *word)
@@ -184,20 +199,15 @@ bool chat_wants(struct chat_form form, const char *token, size_t len)
 {
     static const char *const harmony[] = {"<|start|>",  "<|channel|>",   "<|message|>", "<|end|>",
                                           "<|return|>", "<|constrain|>", "<|call|>"};
-    static const char *const thinks[][2] = {{NULL, NULL},
-#define X(id, names, open, close) {open, close},
-                                            CHAT_REASONINGS(X)
-#undef X
-    };
     const struct family *f = chat_family(form.tools);
-    const char *words[16] = {thinks[form.reasoning][0], thinks[form.reasoning][1]};
+    const struct thought *thought = chat_thought(form.reasoning);
+    const char *words[16] = {thought->open, thought->close};
     size_t n = 2;
 
     if (!len)
         return false;
     for (size_t i = 0; i < ARRAY_LEN(harmony); i++)
-        if ((form.tools == CHAT_TOOLS_HARMONY || form.reasoning == CHAT_REASONING_HARMONY) &&
-            strlen(harmony[i]) == len && !memcmp(harmony[i], token, len))
+        if (chat_is_harmony(form) && strlen(harmony[i]) == len && !memcmp(harmony[i], token, len))
             return true;
     if (f) {
         const char *more[] = {f->section_open,

@@ -28,6 +28,13 @@ struct family {
 };
 const struct family *chat_family(enum chat_tools tools); /* NULL: NONE */
 
+/* What stands around thoughts; NULLs: NONE. */
+struct thought {
+    const char *open, *close;
+};
+const struct thought *chat_thought(enum chat_reasoning reasoning);
+bool chat_is_harmony(struct chat_form form);
+
 #define NAME_MAX_LEN 256
 
 enum state {
@@ -64,7 +71,7 @@ struct chat_parser {
     struct chat_options o;
     struct chat_sink sink;
     const struct family *family; /* NULL: no calls */
-    const char *think_open, *think_close;
+    const struct thought *thought;
     enum state state;
     struct buffer in; /* in[0..mark) is done with; [mark..pos) is read and not decided */
     size_t pos, mark;

@@ -209,13 +209,13 @@ static bool step_reason_start(struct chat_parser *p, bool end)
 {
     size_t at = chat_skip_blank(p, p->pos);
     bool none = at == p->in.len;
-    enum answer open = none ? (end ? NO : MAYBE) : chat_at(p, at, p->think_open, end);
-    enum answer close = none ? NO : chat_at(p, at, p->think_close, end);
+    enum answer open = none ? (end ? NO : MAYBE) : chat_at(p, at, p->thought->open, end);
+    enum answer close = none ? NO : chat_at(p, at, p->thought->close, end);
 
     if (open != YES && close != YES && (open == MAYBE || close == MAYBE))
         return false;
     if (open == YES || close == YES)
-        p->mark = p->pos = at + strlen(open == YES ? p->think_open : p->think_close);
+        p->mark = p->pos = at + strlen(open == YES ? p->thought->open : p->thought->close);
     p->trim[CHAT_CONTENT] = close == YES; /* a thought that was none */
     p->state = open == YES ? S_REASON : S_CONTENT;
     return true;
@@ -224,7 +224,7 @@ static bool step_reason_start(struct chat_parser *p, bool end)
 static bool step_reason(struct chat_parser *p, bool end)
 {
     bool implied = p->family && p->family->ends_reasoning;
-    const char *words[] = {p->think_close, implied ? p->family->section_open : NULL,
+    const char *words[] = {p->thought->close, implied ? p->family->section_open : NULL,
                            implied ? p->family->call_open : NULL};
     size_t at;
     int which = chat_find(p, words, ARRAY_LEN(words), end, &at);
@@ -234,7 +234,7 @@ static bool step_reason(struct chat_parser *p, bool end)
     if (which < 0)
         return false;
     if (which == 0)
-        p->mark = p->pos = at + strlen(p->think_close);
+        p->mark = p->pos = at + strlen(p->thought->close);
     p->trim[CHAT_CONTENT] = true;
     p->state = S_CONTENT;
     return true;
@@ -425,23 +425,12 @@ static bool ends_with(const char *text, size_t n, const char *word)
     return n >= len && !memcmp(text + n - len, word, len);
 }
 
-static const char *const thinks[][2] = {{NULL, NULL},
-#define X(id, names, open, close) {open, close},
-                                        CHAT_REASONINGS(X)
-#undef X
-};
-
-static bool is_harmony(struct chat_form form)
-{
-    return form.reasoning == CHAT_REASONING_HARMONY || form.tools == CHAT_TOOLS_HARMONY;
-}
-
 const char *chat_answer_begins(struct chat_form form, const char *prompt, size_t len)
 {
-    if (is_harmony(form))
+    if (chat_is_harmony(form))
         return ends_with(prompt, len, "<|start|>assistant") ? "<|channel|>final<|message|>" : NULL;
-    if (form.reasoning && ends_with(prompt, len, thinks[form.reasoning][0]))
-        return thinks[form.reasoning][1];
+    if (form.reasoning && ends_with(prompt, len, chat_thought(form.reasoning)->open))
+        return chat_thought(form.reasoning)->close;
     return NULL;
 }
 
@@ -453,11 +442,11 @@ static void start_reasoning(struct chat_parser *p)
     p->state = S_CONTENT;
     if (r == CHAT_REASONING_NONE || r == CHAT_REASONING_HARMONY)
         return;
-    p->think_open = thinks[r][0];
-    p->think_close = thinks[r][1];
-    if (ends_with(o->prompt, o->prompt_len, p->think_close))
+    p->thought = chat_thought(r);
+    if (ends_with(o->prompt, o->prompt_len, p->thought->close))
         p->trim[CHAT_CONTENT] = true;
-    else if (ends_with(o->prompt, o->prompt_len, p->think_open) || r == CHAT_REASONING_THINK_OPEN)
+    else if (ends_with(o->prompt, o->prompt_len, p->thought->open) ||
+             r == CHAT_REASONING_THINK_OPEN)
         p->state = S_REASON;
     else
         p->state = S_REASON_START;
@@ -480,7 +469,7 @@ struct chat_parser *chat_parser_new(const struct chat_options *options,
     else if (json_array_size(options->tools))
         p->family = chat_family(options->form.tools);
     start_reasoning(p);
-    if (options->forced == CHAT_FREE && is_harmony(options->form))
+    if (options->forced == CHAT_FREE && chat_is_harmony(options->form))
         chat_start_harmony(p);
     p->o.prompt = NULL;
     return p;
