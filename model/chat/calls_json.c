@@ -33,7 +33,7 @@ static bool take_name(struct chat_parser *p, const char *text, size_t len)
     const char *s = json_string_value(name);
     size_t n = json_string_length(name);
     bool good = s && n && n <= NAME_MAX_LEN && strlen(s) == n && !c->name_known &&
-                (!c->strict || chat_known(p, s));
+                (!c->strict || chat_function(p, s));
 
     if (good) {
         chat_append(&c->name, s, n);

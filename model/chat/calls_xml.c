@@ -76,20 +76,9 @@ static unsigned types_of(const json_t *schema, unsigned depth)
 /* Of an argument of a function; 0: unknown. */
 static unsigned argument_types(const struct chat_parser *p, const char *function, const char *key)
 {
-    size_t i;
-    json_t *tool;
+    const json_t *parameters = json_object_get(chat_function(p, function), "parameters");
 
-    json_array_foreach((json_t *)p->o.tools, i, tool)
-    {
-        const json_t *f = json_object_get(tool, "function");
-        const char *name = json_string_value(json_object_get(f, "name"));
-        if (name && !strcmp(name, function))
-            return types_of(
-                json_object_get(json_object_get(json_object_get(f, "parameters"), "properties"),
-                                key),
-                0);
-    }
-    return 0;
+    return types_of(json_object_get(json_object_get(parameters, "properties"), key), 0);
 }
 
 /* ---- writing the arguments' JSON ---- */
@@ -302,7 +291,7 @@ static enum step read_name(struct chat_parser *p, bool end)
         if ((unsigned char)name[i] <= ' ' || strchr("<>{}\"", name[i]))
             return STEP_BAD;
     chat_append(&c->name, name, n);
-    if (c->strict && !chat_known(p, c->name.data))
+    if (c->strict && !chat_function(p, c->name.data))
         return STEP_BAD;
     c->stage = quoted(f->name_end) ? STAGE_ATTRIBUTES : STAGE_NEXT;
     return STEP_OK;

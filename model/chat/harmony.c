@@ -68,7 +68,7 @@ static bool to_function(struct chat_parser *p, const char *s, size_t n)
     chat_call_reset(p);
     chat_append(&p->call.name, s + skip, n - skip);
     return json_array_size(p->o.tools) && n <= NAME_MAX_LEN && p->call.name.len &&
-           (ours || chat_known(p, p->call.name.data));
+           (ours || chat_function(p, p->call.name.data));
 }
 
 /* Messages of one channel are told apart by a line's end. */

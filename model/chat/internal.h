@@ -100,7 +100,8 @@ int chat_find(const struct chat_parser *p, const char *const *words, size_t n, b
               size_t *ret_at);
 size_t chat_skip_blank(const struct chat_parser *p, size_t at);
 bool chat_is_blank(char c);
-bool chat_known(const struct chat_parser *p, const char *name);
+/* The client's function of that name; NULL: there is none. */
+const json_t *chat_function(const struct chat_parser *p, const char *name);
 void chat_call_reset(struct chat_parser *p);
 /* More of the arguments' JSON; live: the call begins with the first. */
 void chat_arguments(struct chat_parser *p, const char *text, size_t len);

@@ -87,19 +87,19 @@ int chat_find(const struct chat_parser *p, const char *const *words, size_t n, b
 
 /* ---- calls ---- */
 
-bool chat_known(const struct chat_parser *p, const char *name)
+const json_t *chat_function(const struct chat_parser *p, const char *name)
 {
     size_t i;
     json_t *tool;
 
     json_array_foreach((json_t *)p->o.tools, i, tool)
     {
-        const char *s =
-            json_string_value(json_object_get(json_object_get(tool, "function"), "name"));
+        const json_t *function = json_object_get(tool, "function");
+        const char *s = json_string_value(json_object_get(function, "name"));
         if (s && !strcmp(s, name))
-            return true;
+            return function;
     }
-    return false;
+    return NULL;
 }
 
 static void call_free(struct call *c)
