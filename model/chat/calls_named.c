@@ -19,16 +19,6 @@ static bool name_ok(const char *s, size_t n)
     return true;
 }
 
-static void trim(const char **s, size_t *n)
-{
-    while (*n && chat_is_blank(**s)) {
-        (*s)++;
-        (*n)--;
-    }
-    while (*n && chat_is_blank((*s)[*n - 1]))
-        (*n)--;
-}
-
 /* functions.get_weather:0: the whole is the id that the template wants back. */
 static void take_kimi(struct call *c, const char *s, size_t n)
 {
@@ -57,12 +47,12 @@ static bool take_header(struct chat_parser *p, const char *s, size_t n)
     if (p->o.form.tools == CHAT_TOOLS_MISTRAL && id) {
         const char *text = id + 9;
         size_t len = n - (size_t)(text - s);
-        trim(&text, &len);
+        chat_trim(&text, &len);
         if (name_ok(text, len))
             chat_append(&c->id, text, len);
         n = (size_t)(id - s);
     }
-    trim(&s, &n);
+    chat_trim(&s, &n);
     if (!name_ok(s, n))
         return false;
     if (p->o.form.tools == CHAT_TOOLS_KIMI_K2)
@@ -114,7 +104,7 @@ static enum step read_behind(struct chat_parser *p)
         return p->in.len - at > 2 * NAME_MAX_LEN ? STEP_BAD : STEP_MORE;
     const char *name = p->in.data + at;
     size_t n = (size_t)(line - name);
-    trim(&name, &n);
+    chat_trim(&name, &n);
     c->name.len = 0;
     p->pos = at;
     if (!name_ok(name, n))

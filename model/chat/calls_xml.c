@@ -209,11 +209,11 @@ static void add_value(struct buffer *out, const char *s, size_t n, unsigned type
 {
     const unsigned others = ~(unsigned)TYPE_STRING;
     unsigned wanted = typed == 1 ? 0 : typed == 0 ? ~0u : types ? types & others : others;
-    size_t from = skip_blanks(s, n, 0), len = n - from;
+    const char *word = s;
+    size_t len = n;
 
-    while (len && chat_is_blank(s[from + len - 1]))
-        len--;
-    if (!wanted || !add_typed(out, s + from, len, wanted))
+    chat_trim(&word, &len);
+    if (!wanted || !add_typed(out, word, len, wanted))
         add_string(out, s, n);
 }
 
@@ -232,7 +232,18 @@ static void add_argument(struct chat_parser *p, const char *value, size_t n)
 
 /* ---- reading ---- */
 
-/* The rest of the text until `word`, trimmed: at c->at, *ret_len long. */
+/* What stands between c->at and `end`, trimmed: at c->at, *ret_len long. */
+static enum step trimmed(struct chat_parser *p, size_t end, size_t *ret_len)
+{
+    const char *s = p->in.data + p->call.at;
+
+    *ret_len = end - p->call.at;
+    chat_trim(&s, ret_len);
+    p->call.at = (size_t)(s - p->in.data);
+    return *ret_len && *ret_len <= NAME_MAX_LEN ? STEP_OK : STEP_BAD;
+}
+
+/* The rest of the text until `word`. */
 static enum step until(struct chat_parser *p, const char *word, bool end, size_t *ret_len)
 {
     size_t at;
@@ -242,12 +253,7 @@ static enum step until(struct chat_parser *p, const char *word, bool end, size_t
         return at - p->call.at > 2 * NAME_MAX_LEN ? STEP_BAD : STEP_MORE;
     }
     p->pos = at + strlen(word);
-    while (p->call.at < at && chat_is_blank(p->in.data[p->call.at]))
-        p->call.at++;
-    while (at > p->call.at && chat_is_blank(p->in.data[at - 1]))
-        at--;
-    *ret_len = at - p->call.at;
-    return *ret_len && *ret_len <= NAME_MAX_LEN ? STEP_OK : STEP_BAD;
+    return trimmed(p, at, ret_len);
 }
 
 static bool quoted(const char *word)
@@ -262,17 +268,13 @@ static enum step plain_name(struct chat_parser *p, bool end, size_t *ret_len)
     size_t at;
     int which;
 
-    while (p->call.at < p->in.len && chat_is_blank(p->in.data[p->call.at]))
-        p->call.at++;
+    p->call.at = chat_skip_blank(p, p->call.at);
     p->pos = MAX(p->pos, p->call.at);
     which = chat_find(p, words, 2, end, &at);
     p->pos = at;
     if (which < 0)
         return at - p->call.at > NAME_MAX_LEN ? STEP_BAD : STEP_MORE;
-    while (at > p->call.at && chat_is_blank(p->in.data[at - 1]))
-        at--;
-    *ret_len = at - p->call.at;
-    return *ret_len && *ret_len <= NAME_MAX_LEN ? STEP_OK : STEP_BAD;
+    return trimmed(p, at, ret_len);
 }
 
 static enum step read_name(struct chat_parser *p, bool end)
@@ -441,14 +443,14 @@ enum step chat_body_xml(struct chat_parser *p, bool end)
     enum step step = STEP_OK;
 
     while (step == STEP_OK) {
-        bool last = false;
         switch (p->call.stage) {
         case STAGE_NAME:
             step = read_name(p, end);
             break;
         case STAGE_NEXT:
             step = read_next(p, end);
-            last = p->call.stage == STAGE_NEXT;
+            if (p->call.stage == STAGE_NEXT) /* no key: the end, or not there yet */
+                return step;
             break;
         case STAGE_KEY:
             step = read_key(p, end);
@@ -462,8 +464,6 @@ enum step chat_body_xml(struct chat_parser *p, bool end)
         default:
             step = read_value(p, end);
         }
-        if (last)
-            return step;
     }
     return step;
 }

@@ -100,6 +100,8 @@ int chat_find(const struct chat_parser *p, const char *const *words, size_t n, b
               size_t *ret_at);
 size_t chat_skip_blank(const struct chat_parser *p, size_t at);
 bool chat_is_blank(char c);
+/* Takes blanks off both ends. */
+void chat_trim(const char **s, size_t *n);
 /* The client's function of that name; NULL: there is none. */
 const json_t *chat_function(const struct chat_parser *p, const char *name);
 void chat_call_reset(struct chat_parser *p);

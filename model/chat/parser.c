@@ -30,6 +30,16 @@ size_t chat_skip_blank(const struct chat_parser *p, size_t at)
     return at;
 }
 
+void chat_trim(const char **s, size_t *n)
+{
+    while (*n && chat_is_blank(**s)) {
+        (*s)++;
+        (*n)--;
+    }
+    while (*n && chat_is_blank((*s)[*n - 1]))
+        (*n)--;
+}
+
 /* White space goes out with the text behind it; what nothing follows is decided at the end. */
 void chat_say(struct chat_parser *p, enum chat_channel channel, const char *text, size_t len)
 {
