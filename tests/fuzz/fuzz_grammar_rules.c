@@ -12,9 +12,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size > 4096)
         return 0;
     int r = grammar_from_rules((const char *)data, size, &program, &err);
-    if (r == 0)
-        walk_program(program.data, program.len, (uint32_t)size, true);
-    else if (!*error_text(&err) || program.len)
-        abort();
+    walk_compiled(r, &program, &err, (uint32_t)size);
     return 0;
 }

@@ -18,9 +18,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     int r = grammar_from_schema(schema, NULL, &program, &err);
     json_decref(schema);
-    if (r == 0)
-        walk_program(program.data, program.len, (uint32_t)size, true);
-    else if (!*error_text(&err) || program.len)
-        abort();
+    walk_compiled(r, &program, &err, (uint32_t)size);
     return 0;
 }

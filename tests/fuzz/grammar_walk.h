@@ -79,4 +79,14 @@ static inline void walk_program(const void *program, size_t len, uint32_t seed, 
     grammar_unref(g);
 }
 
+/* What a compiler returned: a sound program, or a refusal that says why and leaves nothing. */
+static inline void walk_compiled(int r, const struct buffer *program, const struct error *err,
+                                 uint32_t seed)
+{
+    if (r == 0)
+        walk_program(program->data, program->len, seed, true);
+    else if (!*error_text(err) || program->len)
+        abort();
+}
+
 #endif
