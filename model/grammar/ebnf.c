@@ -9,48 +9,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "model/grammar/internal.h"
+#include "model/grammar/rules.h"
 
-struct ebnf {
-    struct build *b;
-    const char *s;
-    size_t n, at;
-    unsigned depth;
-};
-
-static struct node *alternatives(struct ebnf *x);
-
-static void wrong(struct ebnf *x, int errnum, const char *what)
-{
-    unsigned line, column;
-
-    text_place(x->s, MIN(x->at, x->n), &line, &column);
-    build_fail(x->b, errnum, "the grammar at line %u column %u: %s", line, column, what);
-}
-
-static void skip(struct ebnf *x)
-{
-    while (x->at < x->n) {
-        if (x->s[x->at] == '#')
-            while (x->at < x->n && x->s[x->at] != '\n')
-                x->at++;
-        else if (strchr(" \t\r\n", x->s[x->at]) && x->s[x->at])
-            x->at++;
-        else
-            return;
-    }
-}
-
-static bool take(struct ebnf *x, const char *text)
-{
-    size_t n = strlen(text);
-
-    skip(x);
-    if (x->n - x->at < n || memcmp(x->s + x->at, text, n))
-        return false;
-    x->at += n;
-    return true;
-}
+static struct node *alternatives(struct rules *x);
 
 static bool is_name(char c)
 {
@@ -58,11 +19,11 @@ static bool is_name(char c)
            c == '-' || c == '.';
 }
 
-static size_t name(struct ebnf *x)
+static size_t name(struct rules *x)
 {
     size_t n = 0;
 
-    skip(x);
+    rules_skip(x);
     if (x->at < x->n && x->s[x->at] == '.') /* any character */
         return 0;
     while (x->at + n < x->n && is_name(x->s[x->at + n]))
@@ -71,65 +32,39 @@ static size_t name(struct ebnf *x)
 }
 
 /* Whether a definition begins here: that is where the rule before it ends. */
-static bool at_definition(struct ebnf *x)
+static bool at_definition(struct rules *x)
 {
     size_t start = x->at, n = name(x);
     bool found = false;
 
     if (n) {
         x->at += n;
-        found = take(x, "::=");
+        found = rules_take(x, "::=");
     }
     x->at = start;
     return found;
 }
 
-static uint32_t hex(struct ebnf *x, unsigned digits)
+static uint32_t next_char(struct rules *x)
 {
-    uint32_t v = 0;
-
-    for (unsigned i = 0; i < digits; i++, x->at++) {
-        const char *all = "0123456789abcdefABCDEF",
-                   *found = x->at < x->n && x->s[x->at] ? strchr(all, x->s[x->at]) : NULL;
-        if (!found) {
-            wrong(x, EINVAL, "expected a hexadecimal digit");
-            return 0;
-        }
-        v = v << 4 | (uint32_t)(found - all < 16 ? found - all : found - all - 6);
-    }
-    return v;
-}
-
-static uint32_t next_char(struct ebnf *x)
-{
-    static const char letters[] = "n\nr\rt\tf\fv\vb\ba\a";
     uint32_t c = 0;
     size_t len = text_char(x->s + x->at, x->n - x->at, &c);
 
     if (!len)
-        wrong(x, EINVAL, "not UTF-8, or the end of the text");
+        rules_wrong(x, EINVAL, "not UTF-8, or the end of the text");
     x->at += len;
     if (c != '\\' || !len)
         return c;
     len = text_char(x->s + x->at, x->n - x->at, &c);
     x->at += len;
-    if (c == 'x')
-        return hex(x, 2);
-    if (c == 'u' || c == 'U') {
-        uint32_t code = hex(x, c == 'u' ? 4 : 8);
-        if (code > CHAR_MAX_CODE || (code >= 0xD800 && code < 0xE000))
-            wrong(x, EINVAL, "no such character");
-        return code;
-    }
-    for (size_t i = 0; i + 1 < sizeof letters; i += 2)
-        if (c == (uint8_t)letters[i])
-            return (uint8_t)letters[i + 1];
+    if (rules_escape(x, c, &c))
+        return c;
     if (!len || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'))
-        wrong(x, EINVAL, "an unknown escape");
+        rules_wrong(x, EINVAL, "an unknown escape");
     return c;
 }
 
-static struct node *quoted(struct ebnf *x, char quote)
+static struct node *quoted(struct rules *x, char quote)
 {
     struct list list = {0};
 
@@ -138,18 +73,17 @@ static struct node *quoted(struct ebnf *x, char quote)
         list_add(x->b, &list, node_chars(x->b, &(struct range){c, c}, 1, false));
     }
     if (x->at == x->n)
-        wrong(x, EINVAL, "a text without its closing quote");
+        rules_wrong(x, EINVAL, "a text without its closing quote");
     x->at++;
     struct node *node = node_seq(x->b, list.items, list.n);
     list_free(&list);
     return node;
 }
 
-static struct node *class(struct ebnf *x)
+static struct node *class(struct rules *x)
 {
-    struct range r[512], all[513];
-    size_t n = 0, out = 0;
-    uint32_t from = 0;
+    struct range r[CLASS_MAX], all[CLASS_MAX + 1];
+    size_t n = 0;
     bool inverted = x->at < x->n && x->s[x->at] == '^';
 
     x->at += inverted;
@@ -160,167 +94,137 @@ static struct node *class(struct ebnf *x)
             hi = next_char(x);
         }
         if (hi < lo)
-            wrong(x, EINVAL, "a range whose end comes before its beginning");
+            rules_wrong(x, EINVAL, "a range whose end comes before its beginning");
         if (n == ARRAY_LEN(r))
             n = ranges_normalize(r, n);
         if (n == ARRAY_LEN(r))
-            wrong(x, E2BIG, "too many characters in a class");
+            rules_wrong(x, E2BIG, "too many characters in a class");
         else
             r[n++] = (struct range){lo, hi};
     }
     if (x->at == x->n)
-        wrong(x, EINVAL, "a class without its ]");
+        rules_wrong(x, EINVAL, "a class without its ]");
     x->at++;
     if (!inverted)
         return node_chars(x->b, r, n, false);
     n = ranges_normalize(r, n);
-    for (size_t i = 0; i < n; i++) {
-        if (r[i].lo > from)
-            all[out++] = (struct range){from, r[i].lo - 1};
-        from = r[i].hi + 1;
-    }
-    if (from <= CHAR_MAX_CODE)
-        all[out++] = (struct range){from, CHAR_MAX_CODE};
-    return node_chars(x->b, all, out, false);
+    n = ranges_invert(r, n, all);
+    return node_chars(x->b, all, n, false);
 }
 
-static struct node *reference(struct ebnf *x)
+static struct node *reference(struct rules *x)
 {
     size_t n = name(x);
     const char *s = x->s + x->at;
 
     if (!n) {
-        wrong(x, EINVAL, "expected a text, a class, a name or a group");
+        rules_wrong(x, EINVAL, "expected a text, a class, a name or a group");
         return node_none(x->b);
     }
-    build_work(x->b, x->b->n_rules);
-    uint32_t rule = build_find_rule(x->b, s, n);
-    if (rule == NO_RULE)
-        rule = build_rule(x->b, s, n);
     x->at += n;
-    return node_rule(x->b, rule);
+    return node_rule(x->b, rules_named(x, s, n));
 }
 
-static struct node *primary(struct ebnf *x)
+static struct node *primary(struct rules *x)
 {
-    if (take(x, "(=") || take(x, "TagDispatch("))
-        wrong(x, ENOTSUP, "look-ahead and tags are not supported");
-    if (take(x, "\""))
+    if (rules_take(x, "(=") || rules_take(x, "TagDispatch("))
+        rules_wrong(x, ENOTSUP, "look-ahead and tags are not supported");
+    if (rules_take(x, "\""))
         return quoted(x, '"');
-    if (take(x, "'"))
+    if (rules_take(x, "'"))
         return quoted(x, '\'');
-    if (take(x, "["))
+    if (rules_take(x, "["))
         return class(x);
-    if (take(x, "."))
+    if (rules_take(x, "."))
         return any_char(x->b, false);
-    if (!take(x, "("))
+    if (!rules_take(x, "("))
         return reference(x);
     struct node *inner = alternatives(x);
-    if (!take(x, ")"))
-        wrong(x, EINVAL, "a group without its )");
+    if (!rules_take(x, ")"))
+        rules_wrong(x, EINVAL, "a group without its )");
     return inner;
 }
 
-static bool number(struct ebnf *x, uint32_t *ret)
-{
-    uint64_t v = 0;
-
-    skip(x);
-    size_t start = x->at;
-    for (; x->at < x->n && x->s[x->at] >= '0' && x->s[x->at] <= '9'; x->at++)
-        v = MIN(v * 10 + (unsigned)(x->s[x->at] - '0'), 1000000000u);
-    *ret = (uint32_t)v;
-    return x->at > start;
-}
-
-static struct node *braces(struct ebnf *x, struct node *node)
+static struct node *braces(struct rules *x, struct node *node)
 {
     uint32_t min = 0, max;
-    bool some = number(x, &min);
+    bool some = rules_number(x, &min);
 
     max = min;
-    if (take(x, ",") && !number(x, &max))
+    if (rules_take(x, ",") && !rules_number(x, &max))
         max = MANY;
     else if (!some && max == min && !max)
-        wrong(x, EINVAL, "expected a number");
-    if (!take(x, "}"))
-        wrong(x, EINVAL, "a repetition without its }");
+        rules_wrong(x, EINVAL, "expected a number");
+    if (!rules_take(x, "}"))
+        rules_wrong(x, EINVAL, "a repetition without its }");
     if (max < min)
-        wrong(x, EINVAL, "a repetition whose limits are the wrong way round");
+        rules_wrong(x, EINVAL, "a repetition whose limits are the wrong way round");
     return node_repeat(x->b, node, min, MAX(max, min));
 }
 
-static struct node *item(struct ebnf *x)
+static struct node *item(struct rules *x)
 {
     struct node *node = primary(x);
 
     while (!x->b->failed) {
-        if (take(x, "*"))
-            node = node_repeat(x->b, node, 0, MANY);
-        else if (take(x, "+"))
-            node = node_repeat(x->b, node, 1, MANY);
-        else if (take(x, "?"))
-            node = node_repeat(x->b, node, 0, 1);
-        else if (take(x, "{"))
+        if (rules_take(x, "{"))
             node = braces(x, node);
-        else
+        else if (!rules_repeat(x, &node))
             break;
     }
     return node;
 }
 
-static struct node *sequence(struct ebnf *x)
+static struct node *sequence(struct rules *x)
 {
     struct list list = {0};
 
-    for (skip(x); x->at < x->n && !x->b->failed && !strchr("|)", x->s[x->at]) && !at_definition(x);
-         skip(x))
+    for (rules_skip(x);
+         x->at < x->n && !x->b->failed && !strchr("|)", x->s[x->at]) && !at_definition(x);
+         rules_skip(x))
         list_add(x->b, &list, item(x));
     struct node *node = node_seq(x->b, list.items, list.n);
     list_free(&list);
     return node;
 }
 
-static struct node *alternatives(struct ebnf *x)
+static struct node *alternatives(struct rules *x)
 {
     struct list list = {0};
 
-    if (++x->depth > NESTING_MAX)
-        wrong(x, E2BIG, "nested too deeply");
+    if (++x->nesting > NESTING_MAX)
+        rules_wrong(x, E2BIG, "nested too deeply");
     do
         list_add(x->b, &list, sequence(x));
-    while (take(x, "|") && !x->b->failed);
-    x->depth--;
+    while (rules_take(x, "|") && !x->b->failed);
+    x->nesting--;
     struct node *node = node_alt(x->b, list.items, list.n);
     list_free(&list);
     return node;
 }
 
-static void definition(struct ebnf *x)
+static void definition(struct rules *x)
 {
     size_t n = name(x);
     const char *s = x->s + x->at;
 
     if (!n || !at_definition(x)) {
-        wrong(x, EINVAL, "expected `name ::= ...`");
+        rules_wrong(x, EINVAL, "expected `name ::= ...`");
         return;
     }
-    build_work(x->b, x->b->n_rules);
-    uint32_t rule = build_find_rule(x->b, s, n);
-    if (rule == NO_RULE)
-        rule = build_rule(x->b, s, n);
+    uint32_t rule = rules_named(x, s, n);
     if (!x->b->failed && x->b->rules[rule].node)
-        wrong(x, EINVAL, "a rule that is defined already");
+        rules_wrong(x, EINVAL, "a rule that is defined already");
     x->at += n;
-    take(x, "::=");
+    rules_take(x, "::=");
     build_define(x->b, rule, alternatives(x));
 }
 
 struct node *ebnf_root(struct build *b, const char *text, size_t len)
 {
-    struct ebnf x = {.b = b, .s = text, .n = len};
+    struct rules x = {.b = b, .s = text, .n = len, .comment = "#", .lines = 1};
 
-    for (skip(&x); x.at < x.n && !b->failed; skip(&x))
+    for (rules_skip(&x); x.at < x.n && !b->failed; rules_skip(&x))
         definition(&x);
     uint32_t root = b->failed ? NO_RULE : build_find_rule(b, "root", 4);
     if (root == NO_RULE || !b->rules[root].node)

@@ -2,7 +2,7 @@
 /*
  * What the files of this folder share.
  *
- *   front ends   schema*.c, regex.c, ebnf.c, lark.c, grammar.c     text → nodes
+ *   front ends   schema*.c, regex.c, ebnf.c, lark.c (rules.c), grammar.c     text → nodes
  *   ir.c         nodes: expressions over characters, bytes and rules
  *   nfa.c        one rule's nodes → an automaton with empty edges → a deterministic one (machine)
  *   machine.c    machines without calls: both, or one but not the other
@@ -31,6 +31,7 @@
 #define MACHINE_STATES_MAX (60u << 10) /* of one rule, and of all */
 #define BUILD_WORK_MAX (24u << 20)     /* elementary operations */
 #define NESTING_MAX 200
+#define CLASS_MAX 512 /* ranges of a class of characters */
 
 struct range {
     uint32_t lo, hi; /* inclusive */
@@ -154,6 +155,8 @@ void list_free(struct list *list);
 
 /* Sorts and merges in place; returns how many are left. */
 size_t ranges_normalize(struct range *ranges, size_t n);
+/* What is left of all characters, of normalized ranges, to ret[n + 1]; returns how many. */
+size_t ranges_invert(const struct range *ranges, size_t n, struct range *ret);
 
 /* ---- nfa.c ---- */
 

@@ -142,6 +142,21 @@ size_t ranges_normalize(struct range *r, size_t n)
     return out;
 }
 
+size_t ranges_invert(const struct range *r, size_t n, struct range *ret)
+{
+    uint32_t from = 0;
+    size_t out = 0;
+
+    for (size_t i = 0; i < n; i++) {
+        if (r[i].lo > from)
+            ret[out++] = (struct range){from, r[i].lo - 1};
+        from = r[i].hi + 1;
+    }
+    if (from <= CHAR_MAX_CODE)
+        ret[out++] = (struct range){from, CHAR_MAX_CODE};
+    return out;
+}
+
 struct node *node_chars(struct build *b, const struct range *ranges, size_t n, bool json)
 {
     struct node *node = node_new(b, NODE_CHARS);

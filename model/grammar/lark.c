@@ -11,20 +11,9 @@
  * Lark's lexer takes the longest terminal; here any way to cut the text into terminals will do.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
 
-#include "model/grammar/internal.h"
-
-struct lark {
-    struct build *b;
-    const char *s;
-    size_t n, at;
-    unsigned depth; /* of groups: new lines count for nothing within one */
-    unsigned nesting;
-    bool terminal;    /* what is being defined */
-    struct node *gap; /* what %ignore allows, or NULL */
-};
+#include "model/grammar/rules.h"
 
 /* X(name, regular expression): what `%import common` knows */
 #define COMMON(X)                                                                                  \
@@ -58,54 +47,20 @@ static const struct {
 #undef X
 };
 
-static struct node *alternatives(struct lark *x);
+static struct node *alternatives(struct rules *x);
 
-static void wrong(struct lark *x, int errnum, const char *what)
+static void skip_lines(struct rules *x)
 {
-    unsigned line, column;
-
-    text_place(x->s, MIN(x->at, x->n), &line, &column);
-    build_fail(x->b, errnum, "the grammar at line %u column %u: %s", line, column, what);
+    x->lines++;
+    rules_skip(x);
+    x->lines--;
 }
 
-/* Spaces and comments; new lines too within a group. */
-static void skip(struct lark *x)
-{
-    while (x->at < x->n) {
-        char c = x->s[x->at];
-        if (c == '/' && x->at + 1 < x->n && x->s[x->at + 1] == '/')
-            while (x->at < x->n && x->s[x->at] != '\n')
-                x->at++;
-        else if (c == ' ' || c == '\t' || c == '\r' || (c == '\n' && x->depth))
-            x->at++;
-        else
-            return;
-    }
-}
-
-static void skip_lines(struct lark *x)
-{
-    x->depth++;
-    skip(x);
-    x->depth--;
-}
-
-static bool take(struct lark *x, const char *text)
-{
-    size_t n = strlen(text);
-
-    skip(x);
-    if (x->n - x->at < n || memcmp(x->s + x->at, text, n))
-        return false;
-    x->at += n;
-    return true;
-}
-
-static size_t name(struct lark *x)
+static size_t name(struct rules *x)
 {
     size_t n = 0;
 
-    skip(x);
+    rules_skip(x);
     for (; x->at + n < x->n; n++) {
         char c = x->s[x->at + n];
         if (!((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
@@ -122,49 +77,28 @@ static bool is_terminal(const char *s, size_t n)
     return n && *s >= 'A' && *s <= 'Z';
 }
 
-static uint32_t rule_named(struct lark *x, const char *s, size_t n)
-{
-    build_work(x->b, x->b->n_rules);
-    uint32_t rule = build_find_rule(x->b, s, n);
-    return rule == NO_RULE ? build_rule(x->b, s, n) : rule;
-}
-
 /* A terminal that stands in a rule. */
-static struct node *spaced(struct lark *x, struct node *node)
+static struct node *spaced(struct rules *x, struct node *node)
 {
     return x->gap && !x->terminal ? node_pair(x->b, node, x->gap) : node;
 }
 
 /* ---- items ---- */
 
-static uint32_t escape(struct lark *x)
+static uint32_t escape(struct rules *x)
 {
-    static const char letters[] = "n\nr\rt\tf\fv\vb\ba\a";
     uint32_t c = 0;
     size_t len = text_char(x->s + x->at, x->n - x->at, &c);
 
     x->at += len;
-    for (size_t i = 0; i + 1 < sizeof letters; i += 2)
-        if (c == (uint8_t)letters[i])
-            return (uint8_t)letters[i + 1];
-    if (c == 'x' || c == 'u') {
-        unsigned digits = c == 'x' ? 2 : 4, used = 0;
-        char text[5] = {0};
-        for (; used < digits && x->at < x->n; used++)
-            text[used] = x->s[x->at++];
-        char *end;
-        unsigned long v = strtoul(text, &end, 16);
-        if (used < digits || *end || text[0] == '-' || text[0] == '+' || text[0] == ' ' ||
-            (v >= 0xD800 && v < 0xE000))
-            wrong(x, EINVAL, "a bad escape");
-        return (uint32_t)v;
-    }
+    if (c != 'U' && rules_escape(x, c, &c))
+        return c;
     if (!len || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'))
-        wrong(x, EINVAL, "an unknown escape");
+        rules_wrong(x, EINVAL, "an unknown escape");
     return c;
 }
 
-static struct node *one(struct lark *x, uint32_t c, bool any_case)
+static struct node *one(struct rules *x, uint32_t c, bool any_case)
 {
     struct range r[2] = {{c, c}, {c, c}};
 
@@ -174,7 +108,7 @@ static struct node *one(struct lark *x, uint32_t c, bool any_case)
 }
 
 /* Behind the opening quote. Characters go to *list; a first pass finds the end and its flag. */
-static void characters(struct lark *x, struct list *list, uint32_t *ret_last, size_t *ret_n)
+static void characters(struct rules *x, struct list *list, uint32_t *ret_last, size_t *ret_n)
 {
     size_t end = x->at;
     uint32_t c = 0;
@@ -185,7 +119,7 @@ static void characters(struct lark *x, struct list *list, uint32_t *ret_last, si
     for (*ret_n = 0; x->at < end && !x->b->failed; ++*ret_n) {
         size_t len = text_char(x->s + x->at, x->n - x->at, &c);
         if (!len)
-            wrong(x, EINVAL, "not UTF-8");
+            rules_wrong(x, EINVAL, "not UTF-8");
         x->at += len;
         if (c == '\\')
             c = escape(x);
@@ -193,11 +127,11 @@ static void characters(struct lark *x, struct list *list, uint32_t *ret_last, si
     }
     *ret_last = c;
     if (x->at >= x->n || x->s[x->at] != '"')
-        wrong(x, EINVAL, "a text without its closing quote");
+        rules_wrong(x, EINVAL, "a text without its closing quote");
     x->at += 1 + any_case;
 }
 
-static struct node *quoted(struct lark *x)
+static struct node *quoted(struct rules *x)
 {
     struct list list = {0}, second = {0};
     uint32_t lo, hi;
@@ -205,12 +139,12 @@ static struct node *quoted(struct lark *x)
 
     characters(x, &list, &lo, &n);
     struct node *node = node_seq(x->b, list.items, list.n);
-    if (!x->b->failed && take(x, "..")) {
+    if (!x->b->failed && rules_take(x, "..")) {
         size_t m = 0;
-        if (take(x, "\""))
+        if (rules_take(x, "\""))
             characters(x, &second, &hi, &m);
         if (n != 1 || m != 1 || hi < lo)
-            wrong(x, EINVAL, "a range is of two single characters, in order");
+            rules_wrong(x, EINVAL, "a range is of two single characters, in order");
         else
             node = node_chars(x->b, &(struct range){lo, hi}, 1, false);
     }
@@ -219,101 +153,92 @@ static struct node *quoted(struct lark *x)
     return spaced(x, node);
 }
 
-static struct node *regex(struct lark *x)
+static struct node *regex(struct rules *x)
 {
     size_t start = x->at;
 
     for (; x->at < x->n && x->s[x->at] != '/' && x->s[x->at] != '\n'; x->at++)
         x->at += x->s[x->at] == '\\';
     if (x->at >= x->n || x->s[x->at] != '/') {
-        wrong(x, EINVAL, "a pattern without its closing /");
+        rules_wrong(x, EINVAL, "a pattern without its closing /");
         return node_none(x->b);
     }
     struct node *node = regex_node(x->b, x->s + start, x->at - start, REGEX_WHOLE, false);
     x->at++;
     if (x->at < x->n && x->s[x->at] >= 'a' && x->s[x->at] <= 'z')
-        wrong(x, ENOTSUP, "flags of a pattern are not supported");
+        rules_wrong(x, ENOTSUP, "flags of a pattern are not supported");
     return spaced(x, node);
 }
 
-static struct node *group(struct lark *x, const char *end)
+static struct node *group(struct rules *x, const char *end)
 {
     if (++x->nesting > NESTING_MAX)
-        wrong(x, E2BIG, "nested too deeply");
-    x->depth++;
+        rules_wrong(x, E2BIG, "nested too deeply");
+    x->lines++;
     struct node *inner = alternatives(x);
-    if (!take(x, end))
-        wrong(x, EINVAL, "a group that is not closed");
-    x->depth--;
+    if (!rules_take(x, end))
+        rules_wrong(x, EINVAL, "a group that is not closed");
+    x->lines--;
     x->nesting--;
     return *end == ']' ? node_repeat(x->b, inner, 0, 1) : inner;
 }
 
-static struct node *primary(struct lark *x)
+static struct node *primary(struct rules *x)
 {
-    if (take(x, "("))
+    if (rules_take(x, "("))
         return group(x, ")");
-    if (take(x, "["))
+    if (rules_take(x, "["))
         return group(x, "]");
-    if (take(x, "\""))
+    if (rules_take(x, "\""))
         return quoted(x);
-    if (take(x, "/"))
+    if (rules_take(x, "/"))
         return regex(x);
     size_t n = name(x);
     const char *s = x->s + x->at;
     if (!n) {
-        wrong(x, EINVAL, "expected a text, a pattern, a name or a group");
+        rules_wrong(x, EINVAL, "expected a text, a pattern, a name or a group");
         return node_none(x->b);
     }
     x->at += n;
     if (x->at < x->n && x->s[x->at] == '{')
-        wrong(x, ENOTSUP, "templates are not supported");
-    struct node *node = node_rule(x->b, rule_named(x, s, n));
+        rules_wrong(x, ENOTSUP, "templates are not supported");
+    struct node *node = node_rule(x->b, rules_named(x, s, n));
     return is_terminal(s, n) ? spaced(x, node) : node;
 }
 
-static uint32_t number(struct lark *x)
+static uint32_t count(struct rules *x)
 {
-    uint64_t v = 0;
+    uint32_t n;
 
-    skip(x);
-    size_t start = x->at;
-    for (; x->at < x->n && x->s[x->at] >= '0' && x->s[x->at] <= '9'; x->at++)
-        v = MIN(v * 10 + (unsigned)(x->s[x->at] - '0'), 1000000000u);
-    if (x->at == start)
-        wrong(x, EINVAL, "expected a number");
-    return (uint32_t)v;
+    if (!rules_number(x, &n))
+        rules_wrong(x, EINVAL, "expected a number");
+    return n;
 }
 
-static struct node *item(struct lark *x)
+static struct node *item(struct rules *x)
 {
     struct node *node = primary(x);
 
     while (!x->b->failed) {
-        if (take(x, "*")) {
-            node = node_repeat(x->b, node, 0, MANY);
-        } else if (take(x, "+")) {
-            node = node_repeat(x->b, node, 1, MANY);
-        } else if (take(x, "?")) {
-            node = node_repeat(x->b, node, 0, 1);
-        } else if (take(x, "~")) {
-            uint32_t min = number(x), max = take(x, "..") ? number(x) : min;
+        if (rules_take(x, "~")) {
+            uint32_t min = count(x), max = rules_take(x, "..") ? count(x) : min;
             if (max < min)
-                wrong(x, EINVAL, "a repetition whose limits are the wrong way round");
+                rules_wrong(x, EINVAL, "a repetition whose limits are the wrong way round");
             node = node_repeat(x->b, node, min, MAX(max, min));
-        } else {
+        } else if (!rules_repeat(x, &node)) {
             break;
         }
     }
     return node;
 }
 
-static struct node *sequence(struct lark *x)
+static struct node *sequence(struct rules *x)
 {
     struct list list = {0};
 
-    for (skip(x); x->at < x->n && !x->b->failed && !strchr("|)]\n", x->s[x->at]); skip(x)) {
-        if (take(x, "->")) {
+    for (rules_skip(x); x->at < x->n && !x->b->failed && !strchr("|)]\n", x->s[x->at]);
+         rules_skip(x)) {
+        if (rules_take(x, "->")) {
             x->at += name(x);
             continue;
         }
@@ -325,18 +250,18 @@ static struct node *sequence(struct lark *x)
 }
 
 /* A | at the beginning of the next line goes on. */
-static bool another(struct lark *x)
+static bool another(struct rules *x)
 {
     size_t start = x->at;
 
     skip_lines(x);
-    if (take(x, "|"))
+    if (rules_take(x, "|"))
         return true;
     x->at = start;
     return false;
 }
 
-static struct node *alternatives(struct lark *x)
+static struct node *alternatives(struct rules *x)
 {
     struct list list = {0};
 
@@ -351,7 +276,7 @@ static struct node *alternatives(struct lark *x)
 
 /* ---- statements ---- */
 
-static void import_one(struct lark *x)
+static void import_one(struct rules *x)
 {
     size_t n = name(x);
     const char *s = x->s + x->at;
@@ -360,71 +285,71 @@ static void import_one(struct lark *x)
     for (size_t i = 0; i < ARRAY_LEN(common); i++) {
         if (strlen(common[i].name) != n || memcmp(common[i].name, s, n))
             continue;
-        if (take(x, "->")) {
+        if (rules_take(x, "->")) {
             n = name(x);
             s = x->s + x->at;
             x->at += n;
         }
         build_define(
-            x->b, rule_named(x, s, n),
+            x->b, rules_named(x, s, n),
             regex_node(x->b, common[i].regex, strlen(common[i].regex), REGEX_WHOLE, false));
         return;
     }
-    wrong(x, ENOTSUP, "no such terminal can be imported");
+    rules_wrong(x, ENOTSUP, "no such terminal can be imported");
 }
 
-static void import(struct lark *x)
+static void import(struct rules *x)
 {
-    if (!take(x, "common")) {
-        wrong(x, ENOTSUP, "only `common` can be imported");
+    if (!rules_take(x, "common")) {
+        rules_wrong(x, ENOTSUP, "only `common` can be imported");
         return;
     }
-    if (take(x, ".")) {
+    if (rules_take(x, ".")) {
         import_one(x);
         return;
     }
-    if (!take(x, "("))
-        wrong(x, EINVAL, "expected common.NAME or common (NAME, ...)");
+    if (!rules_take(x, "("))
+        rules_wrong(x, EINVAL, "expected common.NAME or common (NAME, ...)");
     do
         import_one(x);
-    while (take(x, ",") && !x->b->failed);
-    if (!take(x, ")"))
-        wrong(x, EINVAL, "a list that is not closed");
+    while (rules_take(x, ",") && !x->b->failed);
+    if (!rules_take(x, ")"))
+        rules_wrong(x, EINVAL, "a list that is not closed");
 }
 
-static void definition(struct lark *x)
+static void definition(struct rules *x)
 {
-    while (take(x, "?") || take(x, "!"))
+    while (rules_take(x, "?") || rules_take(x, "!"))
         ;
     size_t n = name(x);
     const char *s = x->s + x->at;
     x->at += n;
-    if (n && take(x, "."))
-        number(x);
-    if (!n || !take(x, ":")) {
-        wrong(x, EINVAL, "expected `name: ...`");
+    if (n && rules_take(x, "."))
+        count(x);
+    if (!n || !rules_take(x, ":")) {
+        rules_wrong(x, EINVAL, "expected `name: ...`");
         return;
     }
-    uint32_t rule = rule_named(x, s, n);
+    uint32_t rule = rules_named(x, s, n);
     if (!x->b->failed && x->b->rules[rule].node)
-        wrong(x, EINVAL, "a rule that is defined already");
+        rules_wrong(x, EINVAL, "a rule that is defined already");
     x->terminal = is_terminal(s, n);
     build_define(x->b, rule, alternatives(x));
 }
 
-static void skip_line(struct lark *x)
+static void skip_line(struct rules *x)
 {
     while (x->at < x->n && x->s[x->at] != '\n')
         x->at++;
 }
 
 /* %ignore counts for all rules, also those above it: a pass of its own. */
-static void find_ignored(struct lark *x)
+static void find_ignored(struct rules *x)
 {
     struct list list = {0};
 
     for (skip_lines(x); x->at < x->n && !x->b->failed; skip_lines(x)) {
-        if (!take(x, "%ignore")) {
+        if (!rules_take(x, "%ignore")) {
             skip_line(x);
             continue;
         }
@@ -442,16 +367,16 @@ static void find_ignored(struct lark *x)
 
 struct node *lark_root(struct build *b, const char *text, size_t len)
 {
-    struct lark x = {.b = b, .s = text, .n = len};
+    struct rules x = {.b = b, .s = text, .n = len, .comment = "//"};
 
     find_ignored(&x);
     for (skip_lines(&x); x.at < x.n && !b->failed; skip_lines(&x)) {
-        if (take(&x, "%ignore"))
+        if (rules_take(&x, "%ignore"))
             skip_line(&x);
-        else if (take(&x, "%import"))
+        else if (rules_take(&x, "%import"))
             import(&x);
-        else if (take(&x, "%"))
-            wrong(&x, ENOTSUP, "only %import and %ignore are supported");
+        else if (rules_take(&x, "%"))
+            rules_wrong(&x, ENOTSUP, "only %import and %ignore are supported");
         else
             definition(&x);
     }

@@ -89,16 +89,16 @@ struct node *any_char(struct build *b, bool json)
 /* ---- sets of characters ---- */
 
 struct chars {
-    struct range r[512];
+    struct range r[CLASS_MAX + 1]; /* one more once it is inverted */
     size_t n;
     bool ascii_only; /* what it leaves out is not the same for everybody beyond ASCII */
 };
 
 static void add(struct regex *x, struct chars *c, uint32_t lo, uint32_t hi)
 {
-    if (c->n == ARRAY_LEN(c->r))
+    if (c->n == CLASS_MAX)
         c->n = ranges_normalize(c->r, c->n);
-    if (c->n == ARRAY_LEN(c->r))
+    if (c->n == CLASS_MAX)
         wrong(x, E2BIG, "too many characters in a class");
     else
         c->r[c->n++] = (struct range){lo, hi};
@@ -106,19 +106,11 @@ static void add(struct regex *x, struct chars *c, uint32_t lo, uint32_t hi)
 
 static void invert(struct chars *c)
 {
-    size_t n = ranges_normalize(c->r, c->n), out = 0;
-    uint32_t from = 0;
-    struct range old[ARRAY_LEN(c->r)];
+    size_t n = ranges_normalize(c->r, c->n);
+    struct range old[CLASS_MAX];
 
     memcpy(old, c->r, n * sizeof *old);
-    for (size_t i = 0; i < n; i++) {
-        if (old[i].lo > from)
-            c->r[out++] = (struct range){from, old[i].lo - 1};
-        from = old[i].hi + 1;
-    }
-    if (from <= CHAR_MAX_CODE && out < ARRAY_LEN(c->r))
-        c->r[out++] = (struct range){from, CHAR_MAX_CODE};
-    c->n = out;
+    c->n = ranges_invert(old, n, c->r);
 }
 
 static void only_ascii(struct chars *c)
