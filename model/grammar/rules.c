@@ -12,11 +12,12 @@ void rules_wrong(struct rules *x, int errnum, const char *what)
     build_fail(x->b, errnum, "the grammar at line %u column %u: %s", line, column, what);
 }
 
+/* Behind a text that is not closed `at` is beyond the end. */
 static bool stands(const struct rules *x, const char *text)
 {
     size_t n = strlen(text);
 
-    return x->n - x->at >= n && !memcmp(x->s + x->at, text, n);
+    return x->at <= x->n && x->n - x->at >= n && !memcmp(x->s + x->at, text, n);
 }
 
 void rules_skip(struct rules *x)
