@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a model wrote: two bytes choose family, reasoning and options, the rest is the text.
- * Whatever it is, pieces do not matter, arguments of whole calls are JSON objects, and without a
- * call all of the text but markers and blanks is there.
+ * Whatever it is, pieces do not matter, arguments of whole calls are JSON objects, and a text
+ * without a call, of a form without thoughts, is content as it was written.
  */
 #include "base/utf8.h"
 #include "tests/model/chat/collect.h"
@@ -31,6 +31,16 @@ static void check_calls(const struct collect *c)
     }
 }
 
+static void check_content(const struct chat_form *form, const struct collect *c, const char *text)
+{
+    const struct buffer *content = &c->text[CHAT_CONTENT];
+    size_t len = strlen(text);
+    if (form->reasoning || form->tools == CHAT_TOOLS_HARMONY || json_array_size(c->calls))
+        return;
+    if (content->len != len || (len && memcmp(content->data, text, len)))
+        abort();
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size < 2 || size > 4096 || memchr(data, 0, size))
@@ -48,6 +58,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct collect whole, pieces;
     collect_run(&o, text, size - 2, size, 0, &whole);
     check_calls(&whole);
+    check_content(&o.form, &whole, text);
     json_t *want = collect_message(&whole);
     for (int live = 0; live < 2; live++)
         for (size_t step = 0; step < 2; step++) {

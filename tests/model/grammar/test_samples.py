@@ -30,7 +30,8 @@ N = int(os.environ.get("GRAMMAR_SAMPLES", "24"))
 
 
 FORMATS = ["date", "time", "date-time", "duration", "uuid", "email", "ipv4", "ipv6", "hostname", "uri",
-           "uri-reference", "json-pointer", "vendor-specific"]
+           "uri-reference", "iri", "iri-reference", "json-pointer",
+           "vendor-specific"]  # not relative-json-pointer: the validator takes 207 for a number with a zero in front
 
 REFUSED = {
     "#/properties/a/not": obj(a={"not": STRING}),
@@ -131,7 +132,7 @@ class Samples(unittest.TestCase):
             self.assertEqual(s.close(), 0)
 
     def each(self, kind, spec, n=N, **more):
-        """Texts that ended; all of them at least begin right."""
+        """Texts that ended, some at least; all of them begin right."""
         ended = []
         for k, sampler in enumerate(self.samplers):
             some = n if k == 0 else 3
@@ -139,6 +140,7 @@ class Samples(unittest.TestCase):
             self.assertNotIn("error", reply, (spec, reply.get("error")))
             self.assertFalse([t for t in reply["texts"] if b"<<dead end>>" in t], spec)
             ended += [t.decode() for t, e in zip(reply["texts"], reply["ended"]) if e]
+        self.assertTrue(ended or spec is SCHEMAS["pattern within"], (spec, "none has ended"))
         return ended
 
     def test_schemas(self):
@@ -146,7 +148,6 @@ class Samples(unittest.TestCase):
         for name, schema in SCHEMAS.items():
             with self.subTest(name):
                 texts = self.each("schema", schema)
-                self.assertTrue(texts or name == "pattern within", "none has ended")
                 for text in texts:
                     judge(schema, text)
                 total += len(texts)
