@@ -255,12 +255,6 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
     return 0;
 }
 
-void lab_clear_cache(struct lab *lab)
-{
-    _cleanup_free_ char *dir = x_printf("%s/cache", lab->dir);
-    nftw(dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-}
-
 int lab_control(struct lab *lab, struct control **ret, struct error *err)
 {
     return control_open_socket(lab->socket, ret, err);

@@ -8,9 +8,9 @@
 
 #include "cli/control.h"
 #include "cli/output.h"
-#include "model/model.h"
 #include "cli/protojson.h"
 #include "cli/quant_options.h"
+#include "model/model.h"
 
 static const struct column model_columns[] = {{"name", "MODEL", COLUMN_TEXT},
                                               {"architecture", "ARCHITECTURE", COLUMN_TEXT},
