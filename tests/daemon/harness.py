@@ -201,6 +201,15 @@ class Daemon:
         with open(f"/proc/{pid}/task/{pid}/children") as f:
             return [int(p) for p in f.read().split()]
 
+    def kill_one(self, choose):
+        """A child that `choose` takes out of their list, if there is one."""
+        children = self.children()
+        if children:
+            try:
+                os.kill(choose(children), signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
     def fds(self):
         return sorted(os.listdir(f"/proc/{self.process.pid}/fd"), key=int)
 

@@ -314,12 +314,7 @@ class Storm(Attack):
                         pass
 
         def kill():
-            children = d.children()
-            if children:
-                try:
-                    os.kill(r.choice(children), signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            d.kill_one(r.choice)
 
         def load():
             streams.append(d.client.LoadModel(path=r.choice(list(paths.values()))))

@@ -867,12 +867,7 @@ class Chaos(Base):
                                 keep_warm=r.random() < 0.5)
 
         def kill():
-            children = d.children()
-            if children:
-                try:
-                    os.kill(r.choice(children), signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            d.kill_one(r.choice)
 
         def load():
             streams.append(d.client.LoadModel(path=f"/fake/{r.choice(models)}", timeout=15))

@@ -234,6 +234,18 @@ class Stack:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def drip(s, piece):
+    """Sends the piece again and again until the connection is ended."""
+    until = time.monotonic() + 20
+    try:
+        while time.monotonic() < until:
+            s.sendall(piece)
+            time.sleep(0.1)
+    except OSError:
+        return
+    raise AssertionError("it is still listened to")
+
+
 def together(calls):
     """Runs the functions at once, each in a thread; returns their results, raises their errors."""
     results, errors = [None] * len(calls), []

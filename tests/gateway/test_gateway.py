@@ -12,7 +12,7 @@ import time
 import unittest
 
 import gateway
-from gateway import CASES, Stack, together, wait_until
+from gateway import CASES, Stack, drip, together, wait_until
 
 STORY = "Once upon a time there was a king who had"
 PROMPTS = [STORY, "The river", "In the morning", "He said that", "A small house", "When she came",
@@ -550,14 +550,7 @@ class Doors(Case):
         """Each byte comes in time, the request does not."""
         with socket.create_connection(("127.0.0.1", self.g.port)) as s:
             s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
-            start = time.monotonic()
-            try:
-                while time.monotonic() - start < 20:
-                    s.sendall(b"x")
-                    time.sleep(0.1)
-                self.fail("it is still listened to")
-            except OSError:
-                pass
+            drip(s, b"x")
         self.assertIn("slow clients dropped", self.g.text())
 
     def test_a_slow_client_is_dropped(self):

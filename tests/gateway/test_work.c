@@ -45,6 +45,7 @@ struct settling {
 
 struct fixture {
     struct settling settling;
+    struct text *text;
     struct event_base *base;
     struct work_pool *pool;
     struct job jobs[JOBS];
@@ -95,57 +96,60 @@ static void settled(struct work *work)
     ((struct settling *)work)->over = true;
 }
 
-static void many_at_once(void **state)
+static struct fixture *begin(void)
 {
     struct fixture *f = x_alloc(sizeof *f);
-    struct text *text;
     struct error err = {0};
 
-    f->base = event_base_new();
-    assert_int_equal(text_load(EMBER_TINY, NULL, &text, &err), 0);
+    *f = (struct fixture){.base = event_base_new(), .open = JOBS};
+    assert_int_equal(text_load(EMBER_TINY, NULL, &f->text, &err), 0);
     assert_int_equal(work_pool_new(f->base, THREADS, &f->pool, &err), 0);
-    f->open = JOBS;
-    f->settling = (struct settling){.work = {.run = run_settle, .done = settled}, .text = text};
+    return f;
+}
+
+static void submit(struct fixture *f, unsigned number, unsigned turns)
+{
+    f->jobs[number] = (struct job){.work = {.run = run, .done = done},
+                                   .text = f->text,
+                                   .fixture = f,
+                                   .number = number,
+                                   .turns = turns};
+    work_submit(f->pool, &f->jobs[number].work);
+}
+
+static void end(struct fixture *f)
+{
+    work_pool_free(f->pool);
+    text_free(f->text);
+    event_base_free(f->base);
+    free(f);
+}
+
+static void many_at_once(void **state)
+{
+    struct fixture *f = begin();
+
+    f->settling = (struct settling){.work = {.run = run_settle, .done = settled}, .text = f->text};
     for (unsigned i = 0; i < JOBS; i++) {
-        f->jobs[i] = (struct job){
-            .work = {.run = run, .done = done}, .text = text, .fixture = f, .number = i};
-        work_submit(f->pool, &f->jobs[i].work);
+        submit(f, i, 0);
         if (i == JOBS / 2)
             work_submit(f->pool, &f->settling.work);
     }
     event_base_dispatch(f->base);
     assert_int_equal(f->open, 0);
     assert_true(f->settling.over);
-    work_pool_free(f->pool);
-    text_free(text);
-    event_base_free(f->base);
-    free(f);
+    end(f);
 }
 
 /* The pool ends while there is work: what was begun is done, its `done` is called once. */
 static void ends_while_working(void **state)
 {
     for (int turn = 0; turn < 20; turn++) {
-        struct fixture *f = x_alloc(sizeof *f);
-        struct text *text;
-        struct error err = {0};
+        struct fixture *f = begin();
 
-        f->base = event_base_new();
-        assert_int_equal(text_load(EMBER_TINY, NULL, &text, &err), 0);
-        assert_int_equal(work_pool_new(f->base, THREADS, &f->pool, &err), 0);
-        f->open = JOBS;
-        for (unsigned i = 0; i < JOBS; i++) {
-            f->jobs[i] = (struct job){.work = {.run = run, .done = done},
-                                      .text = text,
-                                      .fixture = f,
-                                      .number = i,
-                                      .turns = TURNS};
-            work_submit(f->pool, &f->jobs[i].work);
-        }
-        work_pool_free(f->pool);
-        text_free(text);
-        event_base_free(f->base);
-        free(f);
+        for (unsigned i = 0; i < JOBS; i++)
+            submit(f, i, TURNS);
+        end(f);
     }
 }
 
