@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fault.h"
 
@@ -55,6 +56,18 @@ char *x_printf(const char *format, ...)
     int n = vasprintf(&s, format, ap);
     va_end(ap);
     return must(n < 0 ? NULL : s);
+}
+
+uint64_t mem_resident(void)
+{
+    unsigned long long pages = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+
+    if (f && fscanf(f, "%*u %llu", &pages) != 1)
+        pages = 0;
+    if (f)
+        fclose(f);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
 void buffer_free(struct buffer *b)

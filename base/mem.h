@@ -86,6 +86,9 @@ char *x_strdup(const char *s);
 char *x_strndup(const char *s, size_t n);
 char *x_printf(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Resident memory of this process, bytes; 0 when it cannot be read. */
+uint64_t mem_resident(void);
+
 /* A growing byte buffer. Zero-initialise; buffer_free is idempotent. data[len] is always a NUL. */
 struct buffer {
     char *data;

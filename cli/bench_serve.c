@@ -162,11 +162,6 @@ static double rate(const struct bench *b)
 
 /* ---- figures ---- */
 
-static uint64_t now(void)
-{
-    return clock_ns();
-}
-
 static int scheduler(struct bench *b, struct error *err)
 {
     static const struct {
@@ -177,7 +172,7 @@ static int scheduler(struct bench *b, struct error *err)
 
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         double us;
-        int r = sched_bench(sizes[i].n, 10, now, &us, err);
+        int r = sched_bench(sizes[i].n, 10, clock_ns, &us, err);
         if (r < 0)
             return r;
         snprintf(what, sizeof what, "scheduler, a step of %u sequences", sizes[i].n);

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "daemon/gateway/fleet.h"
@@ -360,18 +359,6 @@ static void emberd(struct page *p)
               s->gateway->restarts);
 }
 
-static double resident_bytes(void)
-{
-    unsigned long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "re");
-
-    if (f && fscanf(f, "%*u %llu", &pages) != 1)
-        pages = 0;
-    if (f)
-        fclose(f);
-    return (double)pages * (double)sysconf(_SC_PAGESIZE);
-}
-
 void metrics_print(struct gw *gw, struct buffer *out)
 {
     struct page p = {gw, out};
@@ -384,5 +371,5 @@ void metrics_print(struct gw *gw, struct buffer *out)
     emberd(&p);
     plain(&p, "ember_gateway_requests", "gauge", "Requests that have not ended", gw->n_jobs);
     plain(&p, "process_resident_memory_bytes", "gauge", "Resident memory of the gateway",
-          resident_bytes());
+          (double)mem_resident());
 }

@@ -452,18 +452,6 @@ void mgr_watchers_end(struct mgr *mgr)
 
 /* ---- status and health ---- */
 
-static uint64_t own_rss(void)
-{
-    unsigned long long pages = 0;
-    FILE *f = fopen("/proc/self/statm", "re");
-
-    if (f && fscanf(f, "%*u %llu", &pages) != 1)
-        pages = 0;
-    if (f)
-        fclose(f);
-    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
-}
-
 static void add_up(struct mgr *mgr, Ember__V1__GetStatusResponse *out)
 {
     struct mgr_model *m;
@@ -499,7 +487,7 @@ static void rpc_status(struct grpc_call *call, const ProtobufCMessage *message, 
     out.pid = getpid();
     out.uptime_seconds = clock_ms_since(mgr->started_ns) / 1e3;
     out.memory_budget = mgr_budget(mgr);
-    out.own_rss = own_rss();
+    out.own_rss = mem_resident();
     out.models = (uint32_t)mgr->n_models;
 #define X(name) out.name = mgr->counters.name;
     MGR_COUNTERS(X)
