@@ -532,13 +532,13 @@ void grammar_trim(struct grammar *g)
         map[n] = intern_node(&fresh, entries, count);
     }
     for (struct matcher *m = g->matchers; m && !fresh.failed; m = m->next)
-        copy_set(&fresh, old, m->set, map);
+        m->moved = copy_set(&fresh, old, m->set, map);
     if (fresh.failed) { /* try again another time */
         states_free(&fresh);
         return;
     }
     for (struct matcher *m = g->matchers; m; m = m->next)
-        m->set = copy_set(&fresh, old, m->set, map);
+        m->set = m->moved;
     states_free(&g->states);
     g->states = fresh;
     g->kept = fresh.bytes;

@@ -83,7 +83,7 @@ struct grammar {
 struct matcher {
     struct grammar *grammar;
     struct matcher *prev, *next;
-    uint32_t set;
+    uint32_t set, moved; /* moved: the same among the states that a trim makes */
 };
 
 /* The set behind a byte; SET_DEAD: it may not follow. */
