@@ -44,9 +44,10 @@ struct grammar_json_options {
 };
 
 /*
- * Programs are appended to *out. -EINVAL: the text is wrong; -ENOTSUP: understood and not
- * supported, naming what and where; -E2BIG: the program would be too large, or took too long; in
- * all cases the error's text is for the client. -EINVAL as well when no text at all satisfies it.
+ * Programs are appended to *out; options may be NULL. -EINVAL: the text is wrong; -ENOTSUP:
+ * understood and not supported, naming what and where; -E2BIG: the program would be too large, or
+ * took too long; in all cases the error's text is for the client. -EINVAL as well when no text at
+ * all satisfies it.
  */
 
 /*
@@ -97,13 +98,15 @@ struct matcher;
 
 /*
  * Opens program bytes, which are copied and may be hostile. The vocabulary must outlive the
- * grammar. -EBADMSG: they are no program; -ENOMEM. The caller owns one reference.
+ * grammar; NULL: it comes later. -EBADMSG: they are no program; -ENOMEM. The caller owns one
+ * reference.
  */
 int grammar_open(const void *program, size_t len, const struct vocab *vocab, struct grammar **ret,
                  struct error *err);
+/* The vocabulary of a grammar opened without one, before its first matcher; the same each time. */
 void grammar_use_vocab(struct grammar *grammar, const struct vocab *vocab);
-struct grammar *grammar_ref(struct grammar *grammar);
-void grammar_unref(struct grammar *grammar); /* NULL is fine */
+struct grammar *grammar_ref(struct grammar *grammar); /* returns its argument */
+void grammar_unref(struct grammar *grammar);          /* NULL is fine */
 DEFINE_CLEANUP(struct grammar *, grammar_unref)
 
 /*
