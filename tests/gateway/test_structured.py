@@ -82,7 +82,9 @@ class Structured(unittest.TestCase):
 
     def test_json_object(self):
         for body in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
-            for text in self.texts(4, seed=3, **body):
+            texts = self.texts(4, seed=3, **body)
+            self.assertTrue(texts)
+            for text in texts:
                 self.assertIsInstance(json.loads(text), dict)
 
     def test_kinds(self):
@@ -114,7 +116,9 @@ class Structured(unittest.TestCase):
                      {"logit_bias": {str(i): -100 for i in range(300)}}, {"logprobs": 3}, {"n": 3}, {"min_p": 0.2},
                      {"stop_token_ids": [5]}, {"logit_bias": {"2": 100}}):
             with self.subTest(str(more)[:40]):
-                for text in self.texts(**{"seed": 2, **form, **more}, **({} if "n" in more else {"n": 1})):
+                texts = self.texts(**{"seed": 2, "n": 1, **form, **more})
+                self.assertEqual(len(texts), more.get("n", 1))
+                for text in texts:
                     self.assertRegex(text, want)
         reply = self.g.complete(STORY, **{**WILD, "max_tokens": 2}, **form)
         self.assertEqual(reply["choices"][0]["finish_reason"], "length")
