@@ -18,9 +18,9 @@
     X(linear_f16, "linear.f16", linear, BASE)                                                      \
     X(linear_bf16, "linear.bf16", linear, BASE)                                                    \
     X(linear_fp8, "linear.fp8", linear_quant, BASE)                                                \
-    X(linear_tiles, "linear.tiles", linear_tiles, ALL)                                             \
-    X(linear_int, "linear.int", linear_tiles, ALL)                                                 \
-    X(x_tiles, "x_tiles", linear_tiles, ALL)                                                       \
+    X(linear_tiles, "linear.tiles", tiles, ALL)                                                    \
+    X(linear_int, "linear.int", tiles, ALL)                                                        \
+    X(x_tiles, "x_tiles", tiles, ALL)                                                              \
     X(permute, "permute", rows, BASE)                                                              \
     X(quantize, "quantize", rows, BASE)                                                            \
     X(rope_table, "rope_table", rope, BASE)                                                        \
@@ -35,9 +35,9 @@
     X(moe_linear_f16, "moe_linear.f16", moe_linear, BASE)                                          \
     X(moe_linear_bf16, "moe_linear.bf16", moe_linear, BASE)                                        \
     X(moe_linear_fp8, "moe_linear.fp8", moe_linear_quant, BASE)                                    \
-    X(moe_linear_tiles, "moe_linear.tiles", moe_linear_tiles, ALL)                                 \
-    X(moe_linear_int, "moe_linear.int", moe_linear_tiles, ALL)                                     \
-    X(moe_x_tiles, "moe_x_tiles", moe_linear_tiles, ALL)                                           \
+    X(moe_linear_tiles, "moe_linear.tiles", tiles, ALL)                                            \
+    X(moe_linear_int, "moe_linear.int", tiles, ALL)                                                \
+    X(moe_x_tiles, "moe_x_tiles", tiles, ALL)                                                      \
     X(moe_combine, "moe_combine", moe, BASE)                                                       \
     X(copy, "copy", rows, BASE)                                                                    \
     X(argmax, "argmax", rows, BASE)                                                                \
@@ -53,10 +53,9 @@
     X(attention)                                                                                   \
     X(linear)                                                                                      \
     X(linear_quant)                                                                                \
-    X(linear_tiles)                                                                                \
     X(measure)                                                                                     \
     X(measure_tiles)                                                                               \
-    X(moe) X(moe_linear) X(moe_linear_quant) X(moe_linear_tiles) X(norm) X(rope) X(rows)
+    X(moe) X(moe_linear) X(moe_linear_quant) X(norm) X(rope) X(rows) X(tiles)
 
 /* Written by embed.py. */
 struct cpu_source_text {

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What this processor can do at most, as kernels so that they run on the same threads: read
  * bandwidth, FMA rate. */
-#include "kernels/cpu/ops/args.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/ops/measure.h"
 
 /*
  * Reads MSR_BYTES once, up to a few lines, in eight streams a block that lie an odd number of lines
@@ -30,23 +29,7 @@ KERNEL(measure_read)
     ((float *)arg_pointer(args[MSR_OUT]))[block] = v_sum(sum[0]);
 }
 
-/* MSR_BYTES steps of 12 independent FMAs in registers in every block; what a step is, multiply-adds
- * counted twice, goes to MSR_OUT as a float for each block. */
 KERNEL(measure_fma)
 {
-    vf acc[MEASURE_CHAINS], a = v_set(1.0f), b = v_set(1e-9f);
-    UNROLL
-    for (int i = 0; i < MEASURE_CHAINS; i++)
-        acc[i] = v_set((float)i);
-    for (size_t n = args[MSR_BYTES]; n > 0; n--) {
-        UNROLL
-        for (int i = 0; i < MEASURE_CHAINS; i++)
-            acc[i] = v_fma(acc[i], a, b);
-        __asm__ volatile("" : "+x"(a)); /* the loop stays a loop */
-    }
-    for (int i = 1; i < MEASURE_CHAINS; i++)
-        acc[0] = v_add(acc[0], acc[i]);
-    const float sum = v_sum(acc[0]); /* so that it is computed */
-    ((float *)arg_pointer(args[MSR_OUT]))[block] =
-        2.0f * MEASURE_CHAINS * VL + (sum == sum ? 0.0f : 1.0f);
+    measure_vectors(args, block);
 }

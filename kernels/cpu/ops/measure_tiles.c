@@ -4,7 +4,7 @@
  * tiles are multiplied with: MSR_BYTES steps in every block. A step's multiply-adds, counted twice,
  * go to MSR_OUT as a float for each block, so that who measures need not know the variant.
  */
-#include "kernels/cpu/ops/args.h"
+#include "kernels/cpu/ops/measure.h"
 #include "kernels/cpu/ops/panel_body.h"
 
 #if EMBER_ISA == 4
@@ -31,21 +31,7 @@ MEASURE_AMX(measure_int8, AMX_INT8, 64)
 #else
 KERNEL(measure_bf16)
 {
-    vf acc[MEASURE_CHAINS], a = v_set(1.0f), b = v_set(1e-9f);
-    UNROLL
-    for (int i = 0; i < MEASURE_CHAINS; i++)
-        acc[i] = v_set((float)i);
-    for (size_t n = args[MSR_BYTES]; n > 0; n--) {
-        UNROLL
-        for (int i = 0; i < MEASURE_CHAINS; i++)
-            acc[i] = v_fma(acc[i], a, b);
-        __asm__ volatile("" : "+x"(a)); /* the loop stays a loop */
-    }
-    for (int i = 1; i < MEASURE_CHAINS; i++)
-        acc[0] = v_add(acc[0], acc[i]);
-    const float sum = v_sum(acc[0]); /* so that it is computed */
-    ((float *)arg_pointer(args[MSR_OUT]))[block] =
-        2.0f * MEASURE_CHAINS * VL + (sum == sum ? 0.0f : 1.0f);
+    measure_vectors(args, block);
 }
 KERNEL(measure_int8)
 {
