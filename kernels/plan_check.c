@@ -365,6 +365,9 @@ static void check_product(struct check *c, const struct weight_slots *s, uint64_
             fail(c, "float x with a weight of kind %lld", (long long)quant);
         act(c, s->x, "x", IN, x_rows, k);
     }
+    if (quant == EMBER_QUANT_NONE && op->i[s->layout] == EMBER_LAYOUT_ROWS &&
+        op->t[s->w].dtype == EMBER_BF16)
+        fail(c, "bf16 in rows is for tables alone");
     if (quant == EMBER_QUANT_NONE && op->i[s->layout] == EMBER_LAYOUT_TILES) {
         operand(c, s->x_tmp, "x tmp", OUT, 2, x_rows, EMBER_X_TMP_BYTES(k), 0);
         part_dtype(c, s->x_tmp, "x tmp", EMBER_U8);

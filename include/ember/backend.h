@@ -77,7 +77,7 @@ struct ember_launch_arg {
 };
 
 /*
- * One launch as lowering emits it. `kernel` names an ahead-of-time kernel ("linear.bf16"). `spec`
+ * One launch as lowering emits it. `kernel` names an ahead-of-time kernel ("linear.f32"). `spec`
  * is empty, or what a specialised build of the same kernel fixes at compile time ("K=1024,N=3072"):
  * same arguments, same result to the bit.
  */

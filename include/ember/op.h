@@ -150,7 +150,8 @@ enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SO
  * points of a panel are [G, 16]. The operand's dimensions are those of ROWS with the last one
  * filled up; row_stride is that of one row (16 of them are a panel) or, of rank 3, of one matrix
  * with its last panel filled up. Some rows of a matrix can be an operand when the first of them
- * begins a panel. INT4, FP4 and INT8 are always in TILES, FP8, F16 and F32 in ROWS, BF16 in either.
+ * begins a panel. INT4, FP4 and INT8 are always in TILES, FP8, F16 and F32 in ROWS; BF16 in TILES,
+ * or in ROWS when it is only a table of embed.
  */
 enum ember_layout { EMBER_LAYOUT_ROWS, EMBER_LAYOUT_TILES };
 #define EMBER_PANEL 16                                            /* rows */
@@ -205,8 +206,9 @@ enum { ADD_F_SCALE };
 
 /*
  * linear: out[r, n] = cap(scale * (sum_k x[r, k] * w[n, k] + b[n])), where cap(v) is v when softcap
- * is 0 and softcap * tanh(v / softcap) otherwise. w is [N, K] as checkpoints store it, or (QUANT)
- * codes: u8 [N, 16 ceil(K / 32)] for 4 bits, i8 or f8e4m3 [N, K] for 8, with W_SCALE and W_ZERO.
+ * is 0 and softcap * tanh(v / softcap) otherwise. w is [N, K], or (QUANT) codes:
+ * u8 [N, 16 ceil(K / 32)] for 4 bits, i8 or f8e4m3 [N, K] for 8, with W_SCALE and W_ZERO; how it
+ * lies says LAYOUT (enum ember_layout).
  * Integer x: what quantize makes, with K, X_GROUP and X_TERMS as there.
  */
 enum {

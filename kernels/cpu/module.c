@@ -138,7 +138,7 @@ void module_close(struct module *module)
     free(module);
 }
 
-/* "linear.bf16" is "linear_bf16" in the object. */
+/* "linear.f32" is "linear_f32" in the object. */
 static bool same_kernel(const char *in_object, const char *kernel)
 {
     for (; *kernel; in_object++, kernel++)

@@ -122,12 +122,12 @@ static void test_linear(void **ctx)
 {
     static const uint32_t N[] = {1, 2, 3, 4, 5, 8, 9, 33};
     for (size_t k = 0; k < ARRAY_LEN(widths); k++)
-        for (size_t t = 0; t < ARRAY_LEN(floats); t++)
+        for (size_t t = 0; t < 2; t++) /* bf16 is in tiles: test_tiles.c */
             for (uint32_t n = 1; n <= 13; n++)
                 linear_case(n, N[(k + n) % ARRAY_LEN(N)], widths[k], floats[t],
                             (uint32_t)(n + k) % 16);
     linear_case(17, 700, 1024, EMBER_F32, 0); /* several strips of w */
-    linear_case(9, 300, 2100, EMBER_BF16, 1);
+    linear_case(9, 300, 2100, EMBER_F16, 1);
 }
 
 static void glu_case(uint32_t n, uint32_t I, uint32_t repeat, uint32_t act, uint32_t layout,

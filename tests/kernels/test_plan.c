@@ -40,7 +40,7 @@ static uint64_t weights_at;
 static struct ember_tensor w(uint32_t rank, uint32_t d0, uint32_t d1, uint32_t d2)
 {
     struct ember_tensor t = {.arena = EMBER_ARENA_WEIGHTS,
-                             .dtype = EMBER_BF16,
+                             .dtype = EMBER_F16,
                              .rank = (uint8_t)rank,
                              .dim = {d0, d1, d2},
                              .offset = weights_at};
@@ -369,6 +369,10 @@ static void spoil(uint32_t i, int slot)
     SPOIL(t->rank = 4);
     SPOIL(t->dtype = EMBER_DTYPE_COUNT);
     SPOIL(t->dtype = t->dtype == EMBER_U8 ? EMBER_I8 : EMBER_U8);
+    if ((o->kind == EMBER_OP_LINEAR && slot == LINEAR_W && t->dtype == EMBER_F16) ||
+        (o->kind == EMBER_OP_MOE_LINEAR && slot == MOE_W && t->dtype == EMBER_F16)) {
+        SPOIL(t->dtype = EMBER_BF16); /* which is multiplied in tiles only */
+    }
     SPOIL(t->dim[0] = 0);
     SPOIL(t->dim[0] = UINT32_MAX);
     SPOIL(t->reserved = 1);

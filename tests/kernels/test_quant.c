@@ -10,6 +10,7 @@
 
 #include "base/mem.h"
 #include "harness.h"
+#include "kernels/cpu/ops/args.h"
 #include "kernels/ref/ref.h"
 
 struct form {
@@ -250,6 +251,7 @@ static void test_moe_linear(void **ctx)
                 moe_case(&forms[f], 1, 8, 2, 9, K[k], per_slot, 8);
                 moe_case(&forms[f], 19, 5, 3, 13, K[k], per_slot, 4);
             }
+    moe_case(&forms[0], MOE_CHUNK / 8 + 1, 2, 8, 2, 32, true, 2); /* more than are sorted at once */
 }
 
 static void test_permute(void **ctx)

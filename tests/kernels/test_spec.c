@@ -97,7 +97,7 @@ static void test_linear(void **ctx)
         struct kcase c;
         kcase_start(&c, EMBER_OP_LINEAR, EMBER_ROWS_TOKENS, rows);
         kcase_tensor(&c, LINEAR_X, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, 200, 0);
-        kcase_tensor(&c, LINEAR_W, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 2, 77, 200, 0);
+        kcase_tensor(&c, LINEAR_W, EMBER_ARENA_WEIGHTS, EMBER_F16, 1, 2, 77, 200, 0);
         kcase_tensor(&c, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, 77, 0);
         c.op.f[LINEAR_F_SCALE] = 0.5;
         c.op.f[LINEAR_F_SOFTCAP] = 2;
@@ -196,15 +196,15 @@ static void test_options(void **ctx)
             assert_int_equal(cpu_kernel_options(cpu_kernel_name(i), isa, "K=999999,N=999999",
                                                 options, sizeof(options)),
                              0);
-    assert_int_equal(cpu_kernel_options("linear.bf16", 0, "K=12,N=3", options, sizeof(options)), 0);
+    assert_int_equal(cpu_kernel_options("linear.f16", 0, "K=12,N=3", options, sizeof(options)), 0);
     assert_non_null(strstr(options, " -DSPEC_K=12 -DSPEC_N=3"));
     static const char *const bad[] = {"K",   "K=",   "K=1,", ",K=1", "K=1 -I/",
                                       "k=1", "K=1;", "K=-1", "=1"};
     for (size_t i = 0; i < ARRAY_LEN(bad); i++)
-        assert_int_equal(cpu_kernel_options("linear.bf16", 0, bad[i], options, sizeof(options)),
+        assert_int_equal(cpu_kernel_options("linear.f16", 0, bad[i], options, sizeof(options)),
                          -EINVAL);
     assert_int_equal(cpu_kernel_options("linear", 0, "", options, sizeof(options)), -ENOENT);
-    assert_int_equal(cpu_kernel_options("linear.bf16", 0, "", options, 40), -ENOSPC);
+    assert_int_equal(cpu_kernel_options("linear.f16", 0, "", options, 40), -ENOSPC);
     assert_null(cpu_kernel_lookup("linear", 0));
 }
 

@@ -9,6 +9,7 @@
 
 #include "base/mem.h"
 #include "harness.h"
+#include "kernels/cpu/ops/args.h"
 
 static void x_tmp(struct kcase *c, uint32_t slot, uint32_t rows, uint32_t K)
 {
@@ -98,6 +99,7 @@ static void test_moe_linear(void **ctx)
             moe_case(19, 5, 3, 37, K[k], per_slot, 4);
             moe_case(70, 3, 2, 80, K[k], per_slot, 2);
         }
+    moe_case(MOE_CHUNK / 8 + 1, 2, 8, 2, 8, true, 2); /* more than are sorted at once */
 }
 
 /* quant EMBER_QUANT_NONE: bf16. */

@@ -206,6 +206,7 @@ enum {
 };
 #define ROUTE_MAX_EXPERTS 1024
 #define ROUTE_MAX_GROUPS 64
+#define MOE_CHUNK 8192 /* slots that are sorted by expert at a time */
 
 /* moe_linear.DTYPE */
 enum {

@@ -58,7 +58,3 @@ KERNEL(linear_f16)
 {
     linear(args, block, n_blocks, EMBER_F16);
 }
-KERNEL(linear_bf16)
-{
-    linear(args, block, n_blocks, EMBER_BF16);
-}

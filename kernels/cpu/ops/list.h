@@ -16,7 +16,6 @@
     X(add, "add", norm, BASE)                                                                      \
     X(linear_f32, "linear.f32", linear, BASE)                                                      \
     X(linear_f16, "linear.f16", linear, BASE)                                                      \
-    X(linear_bf16, "linear.bf16", linear, BASE)                                                    \
     X(linear_fp8, "linear.fp8", linear_quant, BASE)                                                \
     X(linear_tiles, "linear.tiles", tiles, ALL)                                                    \
     X(linear_int, "linear.int", tiles, ALL)                                                        \
@@ -33,7 +32,6 @@
     X(moe_route, "moe_route", moe, BASE)                                                           \
     X(moe_linear_f32, "moe_linear.f32", moe_linear, BASE)                                          \
     X(moe_linear_f16, "moe_linear.f16", moe_linear, BASE)                                          \
-    X(moe_linear_bf16, "moe_linear.bf16", moe_linear, BASE)                                        \
     X(moe_linear_fp8, "moe_linear.fp8", moe_linear_quant, BASE)                                    \
     X(moe_linear_tiles, "moe_linear.tiles", tiles, ALL)                                            \
     X(moe_linear_int, "moe_linear.int", tiles, ALL)                                                \

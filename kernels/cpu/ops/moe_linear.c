@@ -64,7 +64,3 @@ KERNEL(moe_linear_f16)
 {
     moe_linear(args, block, n_blocks, EMBER_F16);
 }
-KERNEL(moe_linear_bf16)
-{
-    moe_linear(args, block, n_blocks, EMBER_BF16);
-}

@@ -6,8 +6,6 @@
 #include "kernels/cpu/ops/args.h"
 #include "kernels/cpu/simd.h"
 
-#define MOE_CHUNK 8192
-
 /* order[0..n) = slots of the chunk by expert; start[e] .. start[e + 1] are those of expert e. */
 static void moe_sort(const uint64_t *args, size_t first, size_t n, uint16_t *order, uint32_t *start)
 {
