@@ -15,12 +15,9 @@ struct view {
     json_t *rows;
 };
 
-static void print_machine(const struct kernels_bench_machine *m)
+static void print_head(const struct kernels_bench_machine *m)
 {
-    printf("%s, %u threads: read bandwidth %.1f GB/s; in registers, multiply-adds counted twice: "
-           "floats %.0f G/s, bf16 %.0f G/s, int8 %.0f G/s\n",
-           m->device, m->threads, m->read_bytes_per_s / 1e9, m->flops_per_s / 1e9,
-           m->bf16_per_s / 1e9, m->int8_per_s / 1e9);
+    print_machine(m);
     printf("%-5s %-20s %-18s %11s %11s %7s %9s %9s  %s\n", "model", "what", "kernel", "plain",
            "special", "gain", "of bandw.", "of peak", "");
 }
@@ -32,7 +29,7 @@ static int on_row(void *user, const struct kernels_bench_machine *m,
 
     if (!row) {
         if (!cli_json(view->call))
-            print_machine(m);
+            print_head(m);
         return 0;
     }
     json_array_append_new(

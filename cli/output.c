@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/mem.h"
+#include "kernels/bench.h"
 
 volatile int cli_interrupted;
 
@@ -287,4 +288,12 @@ void progress_wait(struct progress *p, const struct verb_call *call, const char 
 {
     progress_begin(p, call, model ? model : "emberd");
     progress_update(p, "waiting for an instance; the first of a model compiles its kernels", 0, 0);
+}
+
+void print_machine(const struct kernels_bench_machine *m)
+{
+    printf("%s, %u threads: read bandwidth %.1f GB/s; in registers, multiply-adds counted twice: "
+           "floats %.0f G/s, bf16 %.0f G/s, int8 %.0f G/s\n",
+           m->device, m->threads, m->read_bytes_per_s / 1e9, m->flops_per_s / 1e9,
+           m->bf16_per_s / 1e9, m->int8_per_s / 1e9);
 }

@@ -80,4 +80,8 @@ void progress_wait(struct progress *p, const struct verb_call *call, const char 
 extern volatile int cli_interrupted;
 void cli_catch_interrupts(void);
 
+/* One line: what the machine can do, as the benches that hold kernels against it print it. */
+struct kernels_bench_machine;
+void print_machine(const struct kernels_bench_machine *machine);
+
 #endif

@@ -23,10 +23,8 @@ struct amx_config {
     uint16_t row_bytes[16];
     uint8_t rows[16];
 };
-#define AMX_LOAD(tile, from, stride)                                                               \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((long)(stride))           \
-                     : "memor"                                                                     \
-                       "y")
+#define AMX_LOAD(tile, at, stride)                                                                 \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(at), "r"((long)(stride)) : "memory")
 #define AMX_STORE(tile, to, stride)                                                                \
     __asm__ volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(to), "r"((long)(stride))         \
                      : "memory")
