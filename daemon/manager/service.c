@@ -213,7 +213,7 @@ static bool asks_standby(const Ember__V1__LoadModelRequest *request)
     return request->standby_asked_case == EMBER__V1__LOAD_MODEL_REQUEST__STANDBY_ASKED_STANDBY;
 }
 
-/* What a load asks of KV, for the instances from now on; a refused one changes nothing. */
+/* What a load asks of KV, for the instances from now on. */
 static int set_kv(struct mgr_model *m, const Ember__V1__LoadModelRequest *request,
                   struct error *err)
 {
@@ -227,15 +227,30 @@ static int set_kv(struct mgr_model *m, const Ember__V1__LoadModelRequest *reques
         m->kv_kind = (int)kind;
     }
     int r = mgr_model_kv_check(m, request->kv_bytes, err);
-    if (r < 0) {
-        m->kv_kind = before;
+    if (r < 0)
         return r;
-    }
     if (m->kv_kind != before || (request->kv_bytes && request->kv_bytes != m->kv_asked))
         m->own_bytes = 0;
     if (request->kv_bytes)
         m->kv_asked = request->kv_bytes;
     return 0;
+}
+
+/* A request that is refused changes nothing. */
+static int set_form(struct mgr_model *m, const Ember__V1__LoadModelRequest *request,
+                    struct error *err)
+{
+    uint64_t kv_asked = m->kv_asked, own_bytes = m->own_bytes;
+    int kv_kind = m->kv_kind, r = set_kv(m, request, err);
+
+    if (r == 0)
+        r = mgr_model_set_quant(m, request->quant, err);
+    if (r < 0) {
+        m->kv_kind = kv_kind;
+        m->kv_asked = kv_asked;
+        m->own_bytes = own_bytes;
+    }
+    return r;
 }
 
 static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, void *user)
@@ -254,8 +269,7 @@ static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, vo
                         STANDBY_MOST);
         return;
     }
-    if (load_target(mgr, request, &m, &err) < 0 || set_kv(m, request, &err) < 0 ||
-        mgr_model_set_quant(m, request->quant, &err) < 0) {
+    if (load_target(mgr, request, &m, &err) < 0 || set_form(m, request, &err) < 0) {
         mgr_call_fail(call, &err);
         return;
     }

@@ -224,6 +224,9 @@ class Real(unittest.TestCase):
         self.assertEqual(d.load(path=TINY, name="q8")[-1].model.digest, q8.digest)
         self.fails(CODE.FAILED_PRECONDITION, lambda: d.load(path=TINY, name="q8", quant="q4"), "unload")
         self.fails(CODE.FAILED_PRECONDITION, lambda: d.load(path=TINY, name="q8", quant="none"), "unload")
+        self.fails(CODE.FAILED_PRECONDITION,
+                   lambda: d.load(path=TINY, name="q8", quant="q4", kv_type="int8"), "unload")
+        self.assertEqual(d.model("q8").kv_type, q8.kv_type)  # what is refused changes nothing
         self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(path=TINY, name="x", quant="q5"), "q5")
         self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(path=TINY, name="x", quant="q8\nkeep=("),
                    "pattern")
