@@ -312,7 +312,7 @@ static int on_readable(struct load *load, size_t i, struct error *err)
         return take_all(load, i, err);
     link->fd = fd_close(link->fd); /* it closes a connection after some kinds of error */
     link->in.len = 0;
-    if (link->stream == NOTHING)
+    if (link->stream == NOTHING || link->held) /* a held one goes out on a new connection */
         return 0;
     load->streams[link->stream].last_ns = load->now_ns;
     load->open--;
