@@ -272,8 +272,8 @@ class Caches(unittest.TestCase):
     def test_ls_show_verify_export_import_gc(self):
         with tempfile.TemporaryDirectory() as d:
             cache, other = os.path.join(d, "a"), os.path.join(d, "b")
-            with Daemon("--standby=0", cache=cache) as daemon:
-                daemon.json("spawn")
+            with Daemon("--standby=0", "--early-start=never", cache=cache) as daemon:
+                daemon.json("spawn")  # not early: those are READY before their canary, and so its record
             entries = json.loads(ctl("cache", "ls", f"--cache-dir={cache}", "--json").stdout)
             kinds = {e["kind"] for e in entries}
             self.assertLessEqual({"graph", "canary"}, kinds)
