@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Products with weights in tiles (ember/op.h, layout TILES): what every body of them shares, and
- * the bodies that need nothing but the vector layer. panel_vnni.h and panel_amx.h have the others.
+ * the bodies that need nothing but the vector layer. panel_vnni.h and panel_amx_*.h have the
+ * others.
  *
  * A body computes some rows of x against some panels. A lane of a vector is a row of w, so sums
  * need no folding, and one order holds for any number of rows: bf16 adds even k to one sum and odd

@@ -4,7 +4,8 @@
 #define EMBER_KERNELS_CPU_PANEL_BODY_H
 
 #if EMBER_ISA == 4
-#include "kernels/cpu/ops/panel_amx.h"
+#include "kernels/cpu/ops/panel_amx_bf16.h"
+#include "kernels/cpu/ops/panel_amx_int.h"
 #elif EMBER_ISA == 3
 #include "kernels/cpu/ops/panel_vnni.h"
 #else
