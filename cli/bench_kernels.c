@@ -18,7 +18,7 @@ struct view {
 static void print_head(const struct kernels_bench_machine *m)
 {
     print_machine(m);
-    printf("%-5s %-20s %-18s %11s %11s %7s %9s %9s  %s\n", "model", "what", "kernel", "plain",
+    printf("%-7s %-20s %-18s %11s %11s %7s %9s %9s  %s\n", "model", "what", "kernel", "plain",
            "special", "gain", "of bandw.", "of peak", "");
 }
 
@@ -41,7 +41,7 @@ static int on_row(void *user, const struct kernels_bench_machine *m,
                   "read_bytes_per_s", m->read_bytes_per_s, "flops_per_s", m->flops_per_s,
                   "bf16_per_s", m->bf16_per_s, "int8_per_s", m->int8_per_s));
     if (!cli_json(view->call)) {
-        printf("%-5s %-20s %-18s %8.1f us %8.1f us %6.1f%% %8.0f%% %8.0f%%  %s\n", row->model,
+        printf("%-7s %-20s %-18s %8.1f us %8.1f us %6.1f%% %8.0f%% %8.0f%%  %s\n", row->model,
                row->what, row->kernel, row->aot_ns / 1e3, row->spec_ns / 1e3, row->gain * 100,
                row->bandwidth * 100, row->peak * 100, row->specialised ? "specialised" : "");
         fflush(stdout);
@@ -51,7 +51,8 @@ static int on_row(void *user, const struct kernels_bench_machine *m,
 
 int run_bench_kernels(const struct verb_call *call)
 {
-    static const char *const models[] = {"tiny", "0.6B", "1.7B", "4B"}; /* as in main.c */
+    static const char *const models[] = {"tiny", "0.6B", "1.7B", "4B",
+                                         "30B-A3B"}; /* as in main.c */
     int model = verb_choice(call, "model");
     struct kernels_bench_options options = {.model = model < 0 ? NULL : models[model],
                                             .kernel = verb_string(call, "kernel"),

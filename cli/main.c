@@ -90,7 +90,8 @@ static const struct verb_option bench_spawn_options[] = {
 static const struct verb_option bench_load_options[] = {
     {"text", VALUE_PATH, .help = "encode this file instead of Debian's licences"}, {0}};
 static const struct verb_option bench_kernels_options[] = {
-    {"model", VALUE_ENUM, .limits = "tiny|0.6B|1.7B|4B", .help = "only this model's shapes"},
+    {"model", VALUE_ENUM, .limits = "tiny|0.6B|1.7B|4B|30B-A3B",
+     .help = "only this model's shapes"},
     {"kernel", VALUE_STRING, .help = "only kernels whose name begins so"},
     {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024",
      .help = "0: what the machine allows"},

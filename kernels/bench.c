@@ -19,6 +19,7 @@
 struct model {
     const char *name;
     uint32_t hidden, inter, q_heads, kv_heads, dk, vocab, layers;
+    uint32_t experts, topk; /* not 0: only what a mixture of experts has of its own is measured */
 };
 
 static const struct model models[] = {
@@ -26,6 +27,7 @@ static const struct model models[] = {
     {"0.6B", 1024, 3072, 16, 8, 128, 151936, 28},
     {"1.7B", 2048, 6144, 16, 8, 128, 151936, 28},
     {"4B", 2560, 9728, 32, 8, 128, 151936, 36},
+    {"30B-A3B", 2048, 768, 32, 4, 128, 151936, 48, 128, 8},
 };
 
 struct bench {
@@ -48,6 +50,7 @@ struct item {
     struct ember_op op;
     double bytes, flops;
     uint64_t weight_bytes; /* of the operand that rotates, 0: none */
+    uint64_t io_bytes;     /* of IO_TURNS tables of experts that rotate, each; 0: none */
     uint64_t used[EMBER_ARENA_COUNT];
     uint32_t rows;
     char spec[96]; /* what a specialised build would fix */
@@ -121,13 +124,36 @@ static void linear_item(struct item *item, const struct model *m, const char *wh
     item->rate = RATE_BF16;
 }
 
-/* linear over a weight in one of the quantised forms; terms: of integer x, 0: floats. */
+/* A weight in one of the quantised forms; terms: of integer x, 0: floats. */
 struct quant_form {
     const char *name;
     enum ember_quant quant;
     enum ember_dtype codes, scale;
     uint32_t group, terms, x_group;
 };
+
+/* q8 and q4 are what emberd makes (small: of small matrices), the others are what checkpoints
+ * hold. */
+static const struct quant_form quant_forms[] = {
+    {"q8", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 128, 2, 128},
+    {"q4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, 1, 32},
+    {"fp4", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, 2, 32},
+    {"fp8", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, 0, 0},
+    {"q8 small", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 32, 2, 32},
+    {"int8 row, int8 x", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 1, 0},
+    {"int8 row", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 2, 128},
+    {"int4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 128, 2, 128},
+};
+#define EXPERT_FORMS 4 /* the first of them, which experts are measured in, beside bf16 */
+
+static const uint32_t bench_rows[] = {1, 16, 512};
+
+/* Elements of a row of codes. */
+static uint32_t code_columns(const struct quant_form *f, uint32_t K)
+{
+    uint32_t cols = f->codes == EMBER_U8 ? (K + 31) / 32 * 16 : K;
+    return f->terms ? (uint32_t)size_align(cols, EMBER_TILE_LINE) : cols;
+}
 
 /* The x of a quantised item, made ahead: it is zeros and noise. */
 static void quant_x(struct item *item, const struct quant_form *f, uint32_t rows, uint32_t K)
@@ -150,14 +176,11 @@ static void quant_item(struct item *item, const struct model *m, const struct qu
                        uint32_t rows)
 {
     uint32_t N = 2 * m->inter, K = m->hidden, group = f->group ? f->group : K;
-    uint32_t cols = f->codes == EMBER_U8 ? (K + 31) / 32 * 16 : K;
     char what[40];
     snprintf(what, sizeof(what), "gate_up %s", f->name);
     item_start(item, m, EMBER_OP_LINEAR, what, rows);
     quant_x(item, f, rows, K);
-    if (f->terms)
-        cols = (cols + EMBER_TILE_LINE - 1) / EMBER_TILE_LINE * EMBER_TILE_LINE;
-    tensor(item, LINEAR_W, EMBER_ARENA_WEIGHTS, f->codes, N, cols);
+    tensor(item, LINEAR_W, EMBER_ARENA_WEIGHTS, f->codes, N, code_columns(f, K));
     tensor(item, LINEAR_W_SCALE, EMBER_ARENA_WEIGHTS, f->scale, N, (K + group - 1) / group);
     tensor(item, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, rows, N);
     item->op.i[LINEAR_I_QUANT] = f->quant;
@@ -168,25 +191,13 @@ static void quant_item(struct item *item, const struct model *m, const struct qu
     item->flops = 2.0 * rows * N * K;
 }
 
-/* Quantised item number i: each form for 1, 16 and 512 rows; false when there are no more. q8 and
- * q4 are what emberd makes (small: of small matrices), the others are what checkpoints
- * hold. */
+/* Quantised item number i: each form for each number of rows; false when there are no more. */
 static bool quant_make(struct item *item, const struct model *m, uint32_t i)
 {
-    static const struct quant_form forms[] = {
-        {"q8", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 128, 2, 128},
-        {"q4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, 1, 32},
-        {"q8 small", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 32, 2, 32},
-        {"int8 row, int8 x", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 1, 0},
-        {"int8 row", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 2, 128},
-        {"int4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 128, 2, 128},
-        {"fp4", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, 2, 32},
-        {"fp8", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, 0, 0},
-    };
-    static const uint32_t rows[] = {1, 16, 512};
-    if (i >= ARRAY_LEN(forms) * ARRAY_LEN(rows))
+    if (i >= ARRAY_LEN(quant_forms) * ARRAY_LEN(bench_rows))
         return false;
-    quant_item(item, m, &forms[i / ARRAY_LEN(rows)], rows[i % ARRAY_LEN(rows)]);
+    quant_item(item, m, &quant_forms[i / ARRAY_LEN(bench_rows)],
+               bench_rows[i % ARRAY_LEN(bench_rows)]);
     return true;
 }
 
@@ -257,26 +268,97 @@ static void attention_item(struct item *item, const struct model *m, uint32_t ro
     snprintf(item->spec, sizeof(item->spec), "DK=%u,DV=%u,PAGE=%u", m->dk, m->dk, KV_PAGE_SIZE);
 }
 
-static void moe_item(struct item *item, const struct model *m, uint32_t rows)
+#define IO_TURNS 64 /* tables of experts, so that those of few rows come from memory, too */
+
+/* A matrix for each expert. */
+static struct ember_tensor *stack(struct item *item, uint32_t slot, enum ember_dtype dtype,
+                                  uint32_t E, uint32_t N, uint32_t cols)
 {
-    uint32_t E = 16, topk = 4, N = m->inter / 4, K = m->hidden;
-    item_start(item, m, EMBER_OP_MOE_LINEAR, "moe_linear 4 of 16", rows);
-    tensor(item, MOE_X, EMBER_ARENA_SCRATCH, EMBER_F32, rows, K);
-    struct ember_tensor *w = tensor(item, MOE_W, EMBER_ARENA_WEIGHTS, EMBER_BF16, E, N * K);
-    w->rank = 3;
-    w->dim[1] = N;
-    w->dim[2] = K;
-    tensor(item, MOE_IDS, EMBER_ARENA_IO, EMBER_I32, rows, topk);
-    tensor(item, MOE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, rows * topk, N);
-    tensor(item, MOE_X_TMP, EMBER_ARENA_SCRATCH, EMBER_U8, rows * topk,
-           (uint32_t)EMBER_X_TMP_BYTES(K));
-    item->op.i[MOE_I_LAYOUT] = EMBER_LAYOUT_TILES;
-    item->rate = RATE_BF16;
+    struct ember_tensor *t = tensor(item, slot, EMBER_ARENA_WEIGHTS, dtype, E, N * cols);
+    t->rank = 3;
+    t->dim[1] = N;
+    t->dim[2] = cols;
+    return t;
+}
+
+/* The experts' gate and up, or down; f NULL: bf16. */
+static void moe_item(struct item *item, const struct model *m, const struct quant_form *f,
+                     bool down, uint32_t rows)
+{
+    uint32_t E = m->experts, topk = m->topk, N = down ? m->hidden : 2 * m->inter;
+    uint32_t K = down ? m->inter : m->hidden, x_rows = down ? rows * topk : rows;
+    char what[40];
+    snprintf(what, sizeof(what), "%s %s", down ? "down" : "gate_up", f ? f->name : "bf16");
+    item_start(item, m, EMBER_OP_MOE_LINEAR, what, rows);
+    if (!f || !f->terms)
+        tensor(item, MOE_X, EMBER_ARENA_SCRATCH, EMBER_F32, x_rows, K);
+    if (f) {
+        stack(item, MOE_W, f->codes, E, N, code_columns(f, K));
+        stack(item, MOE_W_SCALE, f->scale, E, N, (K + f->group - 1) / f->group);
+        item->op.i[MOE_I_QUANT] = f->quant;
+        item->op.i[MOE_I_GROUP] = f->group;
+    } else {
+        stack(item, MOE_W, EMBER_BF16, E, N, K);
+        tensor(item, MOE_X_TMP, EMBER_ARENA_SCRATCH, EMBER_U8, rows * topk,
+               (uint32_t)EMBER_X_TMP_BYTES(K));
+        item->rate = RATE_BF16;
+    }
+    if (f && f->terms) {
+        tensor(item, MOE_X, EMBER_ARENA_SCRATCH, EMBER_I8, x_rows, f->terms * EMBER_X8_COLUMNS(K));
+        tensor(item, MOE_X_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, x_rows, K / f->x_group);
+        item->op.i[MOE_I_K] = K;
+        item->op.i[MOE_I_X_GROUP] = f->x_group;
+        item->op.i[MOE_I_X_TERMS] = f->terms;
+        item->rate = RATE_INT8;
+    }
+    item->op.i[MOE_I_LAYOUT] = f && !f->terms ? EMBER_LAYOUT_ROWS : EMBER_LAYOUT_TILES;
     item->op.i[MOE_I_TOPK] = topk;
-    item->weight_bytes = 2ull * E * N * K;
-    item->bytes = (double)item->weight_bytes * (rows == 1 ? topk : E) / E;
+    item->op.i[MOE_I_PER_SLOT] = down;
+    tensor(item, MOE_IDS, EMBER_ARENA_IO, EMBER_I32, rows, topk);
+    item->io_bytes = 4ull * rows * topk;
+    item->used[EMBER_ARENA_IO] += (IO_TURNS - 1) * item->io_bytes;
+    tensor(item, MOE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, rows * topk, N);
+    item->bytes = (double)item->used[EMBER_ARENA_WEIGHTS] *
+                  (1 - pow(1 - (double)topk / E, rows)); /* as many experts as are chosen */
     item->flops = 2.0 * rows * topk * N * K;
-    snprintf(item->spec, sizeof(item->spec), "K=%u", K);
+}
+
+static void route_item(struct item *item, const struct model *m, uint32_t rows)
+{
+    item_start(item, m, EMBER_OP_MOE_ROUTE, "route", rows);
+    tensor(item, ROUTE_LOGITS, EMBER_ARENA_SCRATCH, EMBER_F32, rows, m->experts);
+    tensor(item, ROUTE_IDS, EMBER_ARENA_SCRATCH, EMBER_I32, rows, m->topk);
+    tensor(item, ROUTE_WEIGHTS, EMBER_ARENA_SCRATCH, EMBER_F32, rows, m->topk);
+    item->op.i[ROUTE_I_TOPK] = m->topk;
+    item->op.i[ROUTE_I_NORMALIZE] = 1;
+    item->op.f[ROUTE_F_SCALE] = 1;
+    item->bytes = 4.0 * rows * m->experts;
+}
+
+static void combine_item(struct item *item, const struct model *m, uint32_t rows)
+{
+    item_start(item, m, EMBER_OP_MOE_COMBINE, "combine", rows);
+    tensor(item, COMBINE_Y, EMBER_ARENA_SCRATCH, EMBER_F32, rows * m->topk, m->hidden);
+    tensor(item, COMBINE_WEIGHTS, EMBER_ARENA_SCRATCH, EMBER_F32, rows, m->topk);
+    tensor(item, COMBINE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, rows, m->hidden);
+    item->op.i[COMBINE_I_TOPK] = m->topk;
+    item->bytes = 4.0 * rows * m->hidden * (m->topk + 1);
+    item->flops = 2.0 * rows * m->hidden * m->topk;
+}
+
+/* Item number i of a mixture of experts; false when there are no more. */
+static bool moe_make(struct item *item, const struct model *m, uint32_t i)
+{
+    const uint32_t n = bench_rows[i % ARRAY_LEN(bench_rows)], kind = i / ARRAY_LEN(bench_rows);
+    if (kind < 2 * (EXPERT_FORMS + 1))
+        moe_item(item, m, kind < 2 ? NULL : &quant_forms[kind / 2 - 1], kind % 2, n);
+    else if (kind == 2 * (EXPERT_FORMS + 1))
+        route_item(item, m, n);
+    else if (kind == 2 * (EXPERT_FORMS + 1) + 1)
+        combine_item(item, m, n);
+    else
+        return false;
+    return true;
 }
 
 static void glu_item(struct item *item, const struct model *m, uint32_t rows)
@@ -312,7 +394,6 @@ static void rope_item(struct item *item, const struct model *m, uint32_t rows)
 static bool item_make(struct item *item, const struct model *m, uint32_t i)
 {
     uint32_t q = m->q_heads * m->dk, qkv = q + 2 * m->kv_heads * m->dk;
-    static const uint32_t rows[] = {1, 16, 512};
     const struct {
         const char *name;
         uint32_t N, K;
@@ -321,13 +402,15 @@ static bool item_make(struct item *item, const struct model *m, uint32_t i)
                    {"gate_up", 2 * m->inter, m->hidden},
                    {"down", m->hidden, m->inter},
                    {"head", m->vocab, m->hidden}};
-    if (i < ARRAY_LEN(linears) * ARRAY_LEN(rows)) {
-        uint32_t n = rows[i / ARRAY_LEN(linears)], l = i % ARRAY_LEN(linears);
+    if (m->experts)
+        return moe_make(item, m, i);
+    if (i < ARRAY_LEN(linears) * ARRAY_LEN(bench_rows)) {
+        uint32_t n = bench_rows[i / ARRAY_LEN(linears)], l = i % ARRAY_LEN(linears);
         linear_item(item, m, linears[l].name, l == 4 && n > 16 ? 16 : n, linears[l].N,
                     linears[l].K);
         return true;
     }
-    i -= ARRAY_LEN(linears) * ARRAY_LEN(rows);
+    i -= ARRAY_LEN(linears) * ARRAY_LEN(bench_rows);
     uint32_t n = i % 2 ? 64 : 1;
     switch (i / 2) {
     case 0:
@@ -340,21 +423,18 @@ static bool item_make(struct item *item, const struct model *m, uint32_t i)
         split_item(item, m, n);
         return true;
     case 3:
-        moe_item(item, m, n);
-        return true;
-    case 4:
         glu_item(item, m, n);
         return true;
-    case 5:
+    case 4:
         rope_item(item, m, n);
         return true;
-    case 6:
+    case 5:
         if (i % 2)
             return quant_make(item, m, 0);
         argmax_item(item, m);
         return true;
     }
-    return quant_make(item, m, i - 13);
+    return quant_make(item, m, i - 11);
 }
 
 /* ---- the device ---- */
@@ -406,6 +486,22 @@ static int take_launch(void *sink, const struct ember_launch *from)
     return 0;
 }
 
+/* topk different experts for each row, of which each is as likely. */
+static void fill_experts(int32_t *ids, size_t rows, uint32_t E, uint32_t topk)
+{
+    uint32_t seed = 1;
+    for (size_t i = 0; i < rows * topk; i++) {
+        bool taken;
+        do {
+            seed = seed * 1664525 + 1013904223;
+            ids[i] = (int32_t)((uint64_t)(seed >> 8) * E >> 24);
+            taken = false;
+            for (size_t j = i - i % topk; j < i; j++)
+                taken = taken || ids[j] == ids[i];
+        } while (taken);
+    }
+}
+
 /* Integers of the IO arena: rows, positions 0.. or the last, one sequence, page i at i, expert ids.
  */
 static int fill_io(struct bench *b, const struct item *item)
@@ -425,8 +521,10 @@ static int fill_io(struct bench *b, const struct item *item)
             continue;
         uint32_t n = t->dim[0] * (t->rank > 1 ? t->dim[1] : 1);
         for (uint32_t i = 0; i < n; i++)
-            ((int32_t *)(io + t->offset))[i] =
-                item->op.kind == EMBER_OP_MOE_LINEAR ? (int32_t)(i * 5 % 16) : (int32_t)i;
+            ((int32_t *)(io + t->offset))[i] = (int32_t)i;
+        if (item->op.kind == EMBER_OP_MOE_LINEAR)
+            fill_experts((int32_t *)(io + t->offset), (size_t)IO_TURNS * t->dim[0],
+                         item->op.t[MOE_W].dim[0], t->dim[1]);
         if (item->op.kind == EMBER_OP_ATTENTION && s == ATTN_SEQ_OF)
             memset(io + t->offset, 0, n * 4);
         if (item->op.kind == EMBER_OP_ATTENTION && s == ATTN_POSITIONS && item->rows == 1)
@@ -438,9 +536,10 @@ static int fill_io(struct bench *b, const struct item *item)
     return r ? failed(b, r, &error) : 0;
 }
 
-/* One launch, with the weights `shift` bytes further. */
+/* One launch, with the weights `shift` bytes further, and what lies in IO behind the header
+ * `io_shift`. */
 static int launch_once(struct bench *b, const struct launch *launch, struct ember_kernel *kernel,
-                       uint64_t shift, struct ember_backend_error *error)
+                       uint64_t shift, uint64_t io_shift, struct ember_backend_error *error)
 {
     uint64_t args[MAX_ARGS];
     for (uint32_t a = 0; a < launch->n_args; a++) {
@@ -450,14 +549,16 @@ static int launch_once(struct bench *b, const struct launch *launch, struct embe
             args[a] += b->backend->memory_address(b->memory[arg->arena]);
         if (arg->arena == EMBER_ARENA_WEIGHTS)
             args[a] += shift;
+        if (arg->arena == EMBER_ARENA_IO && arg->value >= sizeof(struct ember_step_header))
+            args[a] += io_shift;
     }
     return b->backend->launch(b->queue, kernel, launch->grid, args, launch->n_args, error);
 }
 
-/* Nanoseconds an op takes, over `repeat` of them, each with the weights one step further. spec, if
- * not NULL, stands for the last kernel. */
+/* Nanoseconds an op takes, over `repeat` of them, each with the weights one step further and the
+ * experts io_step. spec, if not NULL, stands for the last kernel. */
 static int sample(struct bench *b, const struct launches *op, struct ember_kernel *spec,
-                  uint64_t step, uint32_t *turn, uint32_t repeat, double *ret_ns)
+                  uint64_t step, uint64_t io_step, uint32_t *turn, uint32_t repeat, double *ret_ns)
 {
     struct ember_backend_error error = {""};
     uint32_t turns = step ? (uint32_t)(b->bytes[EMBER_ARENA_WEIGHTS] / step) : 1;
@@ -466,7 +567,7 @@ static int sample(struct bench *b, const struct launches *op, struct ember_kerne
     for (uint32_t i = 0; !r && i < repeat; i++, ++*turn)
         for (uint32_t j = 0; !r && j < op->n; j++)
             r = launch_once(b, &op->list[j], spec && j + 1 == op->n ? spec : op->kernels[j],
-                            *turn % turns * step, &error);
+                            *turn % turns * step, *turn % IO_TURNS * io_step, &error);
     if (!r)
         r = b->backend->queue_sync(b->queue, &error);
     if (r)
@@ -495,7 +596,7 @@ static int measure(struct bench *b, const char *name, uint64_t amount, double *r
     *ret_ns = INFINITY;
     for (int i = 0; !r && i < 21; i++) {
         double ns = 0;
-        r = sample(b, &op, NULL, 0, &turn, 1, &ns);
+        r = sample(b, &op, NULL, 0, 0, &turn, 1, &ns);
         *ret_ns = fmin(*ret_ns, ns);
     }
     return r;
@@ -589,14 +690,14 @@ static int pairs(struct bench *b, const struct item *item, const struct launches
     double once = 0, *of[2] = {times, times + n}, *gain = times + 2 * (size_t)n;
     if (!times)
         return error_set(b->err, ENOMEM, "no memory for %u samples", n);
-    int r = sample(b, launches, NULL, item->weight_bytes, &turn, 3, &once);
+    int r = sample(b, launches, NULL, item->weight_bytes, item->io_bytes, &turn, 3, &once);
     uint32_t repeat = once >= SAMPLE_NS ? 1 : (uint32_t)(SAMPLE_NS / fmax(once, 50));
     for (uint32_t i = 0; !r && i < n; i++) {
         for (uint32_t j = 0; !r && j < 2; j++) {
             uint32_t which = (i + j) % 2;
             if (which == 0 || spec)
-                r = sample(b, launches, which ? spec : NULL, item->weight_bytes, &turn, repeat,
-                           &of[which][i]);
+                r = sample(b, launches, which ? spec : NULL, item->weight_bytes, item->io_bytes,
+                           &turn, repeat, &of[which][i]);
         }
         gain[i] = spec ? 1 - of[1][i] / of[0][i] : 0;
     }

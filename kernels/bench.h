@@ -3,9 +3,10 @@
  * Measuring kernels: each specialised against not, and against what the machine can do at most.
  *
  * Runs over any backend that has the specialisation slots; the shapes are those of ember-tiny and
- * of Qwen3 0.6B, 1.7B and 4B with random weights. Weights rotate through memory the size of the
- * model (at most BENCH_MAX_BYTES), so that small models stay in cache as they would and large ones
- * come from memory.
+ * of Qwen3 0.6B, 1.7B and 4B with random weights, and the experts of a layer of 30B-A3B. Weights
+ * rotate through memory the size of the model (at most BENCH_MAX_BYTES), so that small models stay
+ * in cache as they would and large ones come from memory; rows choose experts at random, others in
+ * each turn.
  */
 #ifndef EMBER_KERNELS_BENCH_H
 #define EMBER_KERNELS_BENCH_H
@@ -17,7 +18,7 @@
 #define BENCH_MAX_BYTES (UINT64_C(512) << 20)
 
 struct kernels_bench_options {
-    const char *model;  /* "tiny", "0.6B", "1.7B", "4B"; NULL: all */
+    const char *model;  /* "tiny", "0.6B", "1.7B", "4B", "30B-A3B"; NULL: all */
     const char *kernel; /* only kernels whose name begins so; NULL: all */
     uint32_t threads;   /* 0: what the device takes by itself */
     uint32_t pairs;     /* pairs of runs a row, 0: 31 */
