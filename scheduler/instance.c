@@ -117,6 +117,12 @@ void sched_instance_drain(struct sched_instance *instance)
     route_return(instance);
 }
 
+void sched_instance_resume(struct sched_instance *instance)
+{
+    instance->draining = instance->surplus = false;
+    instance_ready(instance);
+}
+
 bool sched_instance_idle(const struct sched_instance *instance)
 {
     return !instance->n_running && !instance->n_flights && !instance->waiting.n;

@@ -107,8 +107,7 @@ static uint32_t undrain(struct sched_model *model, uint32_t n)
         struct sched_instance *instance = model->instances[i];
         if (!instance->surplus)
             continue;
-        instance->draining = instance->surplus = false;
-        instance_ready(instance);
+        sched_instance_resume(instance);
         back++;
     }
     return back;

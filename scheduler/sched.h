@@ -173,6 +173,8 @@ void sched_instance_grow(struct sched_instance *instance, uint32_t max_tokens);
 void sched_instance_gone(struct sched_instance *instance, bool died, uint64_t now);
 /* Takes no new sequence any more; those that run go on. sched_scale releases it when it is idle. */
 void sched_instance_drain(struct sched_instance *instance);
+/* Takes new ones again. */
+void sched_instance_resume(struct sched_instance *instance);
 bool sched_instance_idle(
     const struct sched_instance *instance); /* no sequence, no step in flight */
 

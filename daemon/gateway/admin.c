@@ -124,7 +124,8 @@ static bool chosen(struct gw *gw, struct http_request *http, struct gw_model **r
     return *ret != NULL;
 }
 
-/* Sleep: instances are drained and given back; requests wait until somebody wakes it up. */
+/* Sleep: instances are drained and given back; requests wait until somebody wakes it up. One that
+ * is on its way drains as it comes (conn.c). */
 static void set_asleep(struct gw *gw, struct http_request *http, bool asleep)
 {
     struct gw_model *model, *one;
@@ -138,8 +139,8 @@ static void set_asleep(struct gw *gw, struct http_request *http, bool asleep)
             continue;
         model->asleep = asleep;
         TAILQ_FOREACH(conn, &model->conns, link)
-        if (asleep && conn->sched)
-            sched_instance_drain(conn->sched);
+        if (conn->sched)
+            (asleep ? sched_instance_drain : sched_instance_resume)(conn->sched);
     }
     gw_pump(gw);
     http_reply(http, 200, NULL, NULL, 0);

@@ -327,6 +327,8 @@ static void welcome(struct conn *conn, const Ember__V1__Welcome *w)
         log_info(conn->taken_up ? "instance taken up" : "instance ready",
                  "id=%s model=%s pages=%u max_tokens=%u max_seqs=%u", conn->id, model->name,
                  w->pages, w->max_tokens, w->max_seqs);
+    if (conn->sched && model->asleep)
+        sched_instance_drain(conn->sched);
     model->metrics.taken_up += conn->sched && conn->taken_up;
     gw_pump(model->gw);
 }

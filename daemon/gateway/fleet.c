@@ -333,7 +333,7 @@ static void on_spawn_done(struct grpc_client_call *call, enum grpc_status status
         if (model->gw->draining)
             fleet_drain(model->gw);
         else if (is_final(status) && TAILQ_EMPTY(&model->conns))
-            request_fail_all(model, UINT64_MAX, status == GRPC_NOT_FOUND ? 404 : 503, 0, text);
+            request_fail_all(model, status == GRPC_NOT_FOUND ? 404 : 503, 0, text);
     }
     gw_pump(model->gw);
 }
@@ -416,8 +416,7 @@ void fleet_check(struct gw *gw)
         if (model->state != GW_MODEL_READY || count_conns(model, true))
             model->driven_ns = now;
         else if (now - model->driven_ns > limit && now > limit)
-            request_fail_all(model, now - limit, 503, 1,
-                             "No instance of the model could be had in time.");
+            request_fail_begun(model, now - limit);
     }
 }
 
@@ -427,7 +426,7 @@ void fleet_drain(struct gw *gw)
 
     TAILQ_FOREACH(model, &gw->models, link)
     if (TAILQ_EMPTY(&model->conns) && !model->starting)
-        request_fail_all(model, UINT64_MAX, 503, 1, "The server is shutting down.");
+        request_fail_all(model, 503, 1, "The server is shutting down.");
 }
 
 static bool end_failed(struct gw *gw)

@@ -112,9 +112,11 @@ void request_handle(void *ctx, struct http_request *http);
 void request_event(void *context, const struct sched_event *event);
 /* The model has become READY, or (err) could not be read. */
 void request_model_ready(struct gw_model *model, const struct error *err);
-/* Ends every request of the model that came before then with an error. */
-void request_fail_all(struct gw_model *model, uint64_t before_ns, int status, unsigned retry_s,
-                      const char *text);
+/* Ends every request of the model that the scheduler has with an error. */
+void request_fail_all(struct gw_model *model, int status, unsigned retry_s, const char *text);
+/* Ends those that came before then and were begun once: whoever was not has a deadline of its own
+ * in the scheduler. */
+void request_fail_begun(struct gw_model *model, uint64_t before_ns);
 /* Called every half second: heartbeats. */
 void request_heartbeats(struct gw *gw);
 /* emberd's list of models has been read again, or (error) could not be. */

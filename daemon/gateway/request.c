@@ -177,7 +177,7 @@ static int submit_part(struct gw_job *job, struct gw_part *part, uint32_t *ret_r
         .cache_salt = salt,
         .cache_salt_len = strlen(salt),
         .sampling = &api->sampling,
-        .deadline = now + job->gw->options.queue_timeout,
+        .deadline = http_received_ns(job->http) + job->gw->options.queue_timeout,
         .user = part,
     };
 
@@ -628,19 +628,37 @@ void request_first_step(void *user)
 
 /* ---- all at once ---- */
 
-void request_fail_all(struct gw_model *model, uint64_t before_ns, int status, unsigned retry_s,
-                      const char *text)
+static bool has_begun(const struct gw_job *job)
+{
+    for (size_t i = 0; i < job->api.n_prompts; i++)
+        if (job->parts[i].first_step_ns)
+            return true;
+    return false;
+}
+
+static void fail_jobs(struct gw_model *model, bool begun, uint64_t before_ns, int status,
+                      unsigned retry_s, const char *text)
 {
     struct gw_job *job, *next;
 
     for (job = TAILQ_FIRST(&model->gw->jobs); job; job = next) {
         next = TAILQ_NEXT(job, link);
         if (job->model != model || !job->n_live || !job->http ||
-            http_received_ns(job->http) >= before_ns)
+            http_received_ns(job->http) >= before_ns || (begun && !has_begun(job)))
             continue;
         job_fail(job, status, "model_unavailable", NULL, retry_s, text);
         job_cancel(job);
     }
+}
+
+void request_fail_all(struct gw_model *model, int status, unsigned retry_s, const char *text)
+{
+    fail_jobs(model, false, UINT64_MAX, status, retry_s, text);
+}
+
+void request_fail_begun(struct gw_model *model, uint64_t before_ns)
+{
+    fail_jobs(model, true, before_ns, 503, 1, "No instance of the model could be had in time.");
 }
 
 void request_heartbeats(struct gw *gw)

@@ -140,20 +140,22 @@ class Http:
     def stream(self, path, **body):
         """Yields the parsed chunks of a stream, then "[DONE]"; comments as strings with ':'."""
         c = self.connect()
-        c.request("POST", path, json.dumps({"model": "ember-tiny", "stream": True, **body}),
-                  {"Content-Type": "application/json"})
-        r = c.getresponse()
-        if r.status != 200:
-            raise AssertionError((r.status, r.read()))
-        assert r.getheader("Content-Type").startswith("text/event-stream")
-        for line in r:
-            line = line.decode().rstrip("\r\n")
-            if line.startswith("data: "):
-                data = line[6:]
-                yield data if data == "[DONE]" else json.loads(data)
-            elif line:
-                yield line
-        c.close()
+        try:
+            c.request("POST", path, json.dumps({"model": "ember-tiny", "stream": True, **body}),
+                      {"Content-Type": "application/json"})
+            with c.getresponse() as r:
+                if r.status != 200:
+                    raise AssertionError((r.status, r.read()))
+                assert r.getheader("Content-Type").startswith("text/event-stream")
+                for line in r:
+                    line = line.decode().rstrip("\r\n")
+                    if line.startswith("data: "):
+                        data = line[6:]
+                        yield data if data == "[DONE]" else json.loads(data)
+                    elif line:
+                        yield line
+        finally:
+            c.close()
 
     def stream_text(self, prompt, index=0, **body):
         """Text and finish_reason of a streamed completion."""

@@ -182,6 +182,9 @@ static void whoever_has_room_takes_the_next(void **state)
     struct sched_scale s = sched_scale(f->model, 0, f->now);
     assert_ptr_equal(s.release, other); /* by order: work that waits does not bring it back */
     assert_string_equal(plan_on(f, other), "");
+    sched_instance_resume(other);
+    assert_string_equal(plan_on(f, other), "D4*");
+    done_on(f, other, &f->step);
     done_on(f, f->instance, &first);
     end(f);
 }
