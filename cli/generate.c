@@ -12,6 +12,7 @@
 #include "cli/generation.h"
 #include "cli/output.h"
 #include "cli/tokenizer.h"
+#include "model/template/template.h"
 #include "model/tokenizer/tokenizer.h"
 
 #define PROMPT_MAX (16 * MIB)
@@ -44,23 +45,26 @@ static int read_prompt(const struct verb_call *call, struct buffer *text, struct
                      : error_set(err, EINVAL, "no prompt: give it as words, or on standard input");
 }
 
-/* The ChatML form, for models that have its tokens; other templates need the template interpreter.
- */
-static int chat_form(const struct tokenizer *tokenizer, struct buffer *text, struct error *err)
+/* *text as a user's message, in the words of the model's own chat template. */
+static int chat_form(const char *dir, struct buffer *text, struct error *err)
 {
-    struct buffer turn = {0};
+    _cleanup_(chat_template_freep) struct chat_template *chat = NULL;
+    _cleanup_(buffer_free) struct buffer turn = {0};
 
-    if (tokenizer_token_id(tokenizer, "<|im_start|>", 12) < 0 ||
-        tokenizer_token_id(tokenizer, "<|im_end|>", 10) < 0)
-        return error_set(
-            err, ENOTSUP,
-            "--chat knows only the ChatML form, which this model does not have; give the "
-            "prompt in the model's own form without --chat");
-    if (buffer_printf(&turn, "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n",
-                      text->data) < 0)
-        return error_set(err, ENOMEM, "no memory for the prompt");
+    int r = template_from_checkpoint(dir, &chat, err);
+    if (r < 0)
+        return error_prefix(err, "--chat");
+    json_t *context = json_pack("{s:[{s:s, s:s%}], s:b}", "messages", "role", "user", "content",
+                                text->data, text->len, "add_generation_prompt", 1);
+    if (!context)
+        return error_set(err, EINVAL, "the prompt is not valid UTF-8");
+    r = chat_template_render(chat, NULL, context, NULL, &turn, NULL, err);
+    json_decref(context);
+    if (r < 0)
+        return error_prefix(err, "%s: chat template", dir);
     buffer_free(text);
     *text = turn;
+    turn = (struct buffer){0};
     return 0;
 }
 
@@ -182,11 +186,14 @@ static int generate(const struct verb_call *call, struct generation *g, struct b
     const char *reason = "stop";
     size_t n;
 
-    int r = cli_tokenizer(step_client_welcome(g->client)->tokenizer_dir, &tokenizer, err);
-    if (r == 0 && verb_flag(call, "chat"))
-        r = chat_form(tokenizer, prompt, err);
-    if (r == 0)
-        r = tokenizer_encode(tokenizer, prompt->data, prompt->len, true, &ids, &n, err);
+    const char *dir = step_client_welcome(g->client)->tokenizer_dir;
+    const bool chat = verb_flag(call, "chat");
+
+    int r = cli_tokenizer(dir, &tokenizer, err);
+    if (r == 0 && chat)
+        r = chat_form(dir, prompt, err);
+    if (r == 0) /* a template writes the special tokens itself */
+        r = tokenizer_encode(tokenizer, prompt->data, prompt->len, !chat, &ids, &n, err);
     if (r == 0)
         r = generation_prompt(g, ids, n, err);
     if (r == 0 && detok_new(tokenizer, true, &out.detok) < 0)

@@ -49,7 +49,8 @@ static const struct verb_option generate_options[] = {
     {"min-p", VALUE_REAL, .fallback = "0", .limits = "0..1",
      .help = "leave out what is less probable than this share of the best"},
     {"seed", VALUE_INT, .fallback = "0", .limits = "0..", .help = "same seed, same tokens"},
-    {"chat", VALUE_BOOL, .help = "put the prompt into ChatML form, for chat models that use it"},
+    {"chat", VALUE_BOOL,
+     .help = "the prompt is a user's message: put it into the model's chat template"},
     {"ignore-eos", VALUE_BOOL, .help = "go on behind the end-of-text token"},
     {"stats", VALUE_BOOL, .help = "print times on standard error also when that is no terminal"},
     {0}};

@@ -198,6 +198,33 @@ class Generate(unittest.TestCase):
             self.assertEqual(d.ctl("generate", "-", text_in=QUESTION).stdout.rstrip("\n"), ANSWER)
             self.assertEqual([m["name"] for m in d.json("models")], ["ember-tiny"])
 
+    def test_chat_is_in_the_words_of_the_models_own_template(self):
+        with tempfile.TemporaryDirectory() as folder, Daemon() as d:
+            model = os.path.join(folder, "other")
+            shutil.copytree(TINY, model)
+            template = os.path.join(model, "chat_template.jinja")
+
+            def chat(text):
+                with open(template, "w") as f:
+                    f.write(text)
+                return d.ctl("generate", "--model=other", "--json", "-n1", "--chat", "Who <are> you?", check=False)
+
+            d.ctl("load", model)
+            said = chat("{{ raise_exception('no ' ~ messages[0].role) }}")
+            self.assertEqual(said.returncode, 1)
+            self.assertIn("no user", said.stderr)
+            short = json.loads(chat("{{ messages[0].content }}").stdout)
+            self.assertEqual(short["ids"], json.loads(d.ctl("generate", "--model=other", "--json", "-n1",
+                                                            "Who <are> you?").stdout)["ids"])
+            twice = json.loads(chat("{{ messages[0].content * 2 }}").stdout)
+            self.assertGreater(twice["prompt_tokens"], short["prompt_tokens"])
+            os.unlink(template)
+            with open(os.path.join(model, "tokenizer_config.json"), "w") as f:
+                f.write("{}")
+            none = d.ctl("generate", "--model=other", "--chat", "x", check=False)
+            self.assertEqual(none.returncode, 4)
+            self.assertIn("has no chat template", none.stderr)
+
     def test_a_terminal_is_told_what_is_waited_for(self):
         with Daemon() as d:
             for verb in (("generate", QUESTION), ("spawn",)):
