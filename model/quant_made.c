@@ -52,9 +52,12 @@ static enum quantize_kind usual_kind(const struct model *model, uint32_t i,
     return i == model->head || slot->elements < FEW ? QUANTIZE_Q8 : quantize_rules_default(rules);
 }
 
-/* The kind that the rules choose for a slot by any of its names; marks the rule in `used`. */
+/* What rules have been good for. */
+enum use { USE_NONE, USE_VAIN /* matched what is never quantised */, USE_MADE };
+
+/* The kind that the rules choose for a slot by any of its names; says so in `uses`. */
 static int choose_kind(const struct model *model, const struct quantize_rules *rules,
-                       uint32_t variant, uint32_t i, bool *used, enum quantize_kind *ret)
+                       uint32_t variant, uint32_t i, enum use *uses, enum quantize_kind *ret)
 {
     const struct slot *slot = &model->slots[i];
     enum quantize_kind usual = usual_kind(model, i, rules), kind = usual;
@@ -75,8 +78,10 @@ static int choose_kind(const struct model *model, const struct quantize_rules *r
         }
     }
     buffer_free(&name);
-    if (best != UINT32_MAX)
-        used[best] = true;
+    if (best != UINT32_MAX && (kind == QUANTIZE_KEEP || may_be_made(model, i)))
+        uses[best] = USE_MADE;
+    else if (best != UINT32_MAX && uses[best] == USE_NONE)
+        uses[best] = USE_VAIN;
     *ret = kind;
     return r;
 }
@@ -85,8 +90,8 @@ int quant_make_forms(const struct model *model, const struct quantize_rules *rul
                      uint32_t variant, const char *dir, struct slot_form *forms, struct error *err)
 {
     uint32_t n_rules = quantize_rules_count(rules);
-    _cleanup_free_ bool *used = mem_alloc(n_rules + 1, sizeof *used);
-    if (!used)
+    _cleanup_free_ enum use *uses = mem_alloc(n_rules + 1, sizeof *uses);
+    if (!uses)
         return error_set(err, ENOMEM, "no memory for %u patterns", n_rules);
     if (model->desc.quant.method != QUANT_NONE)
         return error_set(err, ENOTSUP,
@@ -95,7 +100,7 @@ int quant_make_forms(const struct model *model, const struct quantize_rules *rul
                          dir);
     for (uint32_t i = 0; i < model->n_slots; i++) {
         enum quantize_kind kind;
-        if (choose_kind(model, rules, variant, i, used, &kind) < 0)
+        if (choose_kind(model, rules, variant, i, uses, &kind) < 0)
             return error_set(err, ENOMEM, "no memory for a name");
         if (kind == QUANTIZE_KEEP || !may_be_made(model, i))
             continue;
@@ -103,10 +108,12 @@ int quant_make_forms(const struct model *model, const struct quantize_rules *rul
         forms[i].flags |= (uint8_t)(__builtin_ctz(group_of(model, i, kind) / 16) << 4);
     }
     for (uint32_t line = 1; line <= n_rules; line++)
-        if (!used[line])
-            return error_set(err, EINVAL,
-                             "%s: \"%s\" matches no tensor that an earlier pattern has left", dir,
-                             quantize_rules_text(rules, line));
+        if (uses[line] != USE_MADE)
+            return error_set(err, EINVAL, "%s: \"%s\" matches %s", dir,
+                             quantize_rules_text(rules, line),
+                             uses[line] == USE_VAIN
+                                 ? "only tensors that are never quantised (norms, biases, ...)"
+                                 : "no tensor that an earlier pattern has left");
     return 0;
 }
 

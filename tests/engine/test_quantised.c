@@ -183,6 +183,7 @@ static void what_is_refused(void **state)
     refused(MODEL, "q3", -EINVAL, "\"q3\" is neither");
     refused(MODEL, "q8\nkeep=nothing_of_that_name", -EINVAL,
             "\"keep=nothing_of_that_name\" matches no tensor");
+    refused(MODEL, "q8\nq4=norm", -EINVAL, "\"q4=norm\" matches only tensors that are never");
     refused(MODEL, "q8\nkeep=.\nq4=qkv", -EINVAL, "\"q4=qkv\" matches no tensor");
     refused(GOLDENS "qwen3-awq", "q8", -ENOTSUP, "quantised already");
 }
