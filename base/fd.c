@@ -109,6 +109,27 @@ int fd_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_le
     return 0;
 }
 
+ssize_t fd_read_pseudo(const char *path, char *text, size_t room)
+{
+    _cleanup_fd_ int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t len = 0;
+
+    if (fd < 0)
+        return -errno;
+    while (len < room - 1) {
+        ssize_t n = read(fd, text + len, room - 1 - len);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return -errno;
+        if (!n)
+            break;
+        len += (size_t)n;
+    }
+    text[len] = '\0';
+    return (ssize_t)len;
+}
+
 int fd_send(int socket, const void *data, size_t len, const int *fds, size_t n_fds)
 {
     union {

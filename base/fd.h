@@ -38,6 +38,10 @@ int fd_write_all(int fd, const void *buffer, size_t n, const char *what, struct 
 int fd_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_len,
                  struct error *err);
 
+/* What fits into room - 1 bytes of a file of /proc or /sys, whose size says nothing; with a NUL
+ * behind it. Returns the length or a negative errno. */
+ssize_t fd_read_pseudo(const char *path, char *text, size_t room);
+
 /* One message with up to FD_PASS_MAX descriptors over a SOCK_SEQPACKET socket. */
 #define FD_PASS_MAX 16
 int fd_send(int socket, const void *data, size_t len, const int *fds, size_t n_fds);

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/fd.h"
+#include "base/topology.h"
 
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL)
 #define SMALL_FILE (256 * KIB)
@@ -200,6 +201,7 @@ static int make_memfd(struct resident *r, const char *name, uint64_t huge)
         r->data = NULL;
         return -errno;
     }
+    memory_interleave(r->data, r->mapped);
     if (!huge)
         madvise(r->data, r->mapped, MADV_HUGEPAGE); /* no effect where shmem has no huge pages */
     return 0;

@@ -34,7 +34,8 @@ uint64_t resident_budget_at(const char *proc, const char *cgroup_root);
 
 /*
  * A new memfd of `bytes` (> 0), mapped writable and zero. `name` shows in /proc/PID/maps only.
- * Uses explicit huge pages when enough are free, else plain pages with MADV_HUGEPAGE.
+ * Uses explicit huge pages when enough are free, else plain pages with MADV_HUGEPAGE; on several
+ * NUMA nodes they come from all in turn, for whoever touches them (base/topology.h).
  * -ENOMEM with the numbers when it would exceed resident_host_budget().
  */
 int resident_create(const char *name, uint64_t bytes, struct resident **ret, struct error *err);

@@ -106,6 +106,7 @@ int bench_model_open(struct bench_model *m, const struct verb_call *call, uint32
     m->kv = (enum kv_kind)verb_choice(call, "kv-type");
     m->n_pages = (tokens + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE;
     struct engine_options options = {.threads = (uint32_t)verb_int(call, "threads"),
+                                     .pin = (uint32_t)verb_choice(call, "pin"),
                                      .isa = cli_isa(call),
                                      .compile = true,
                                      .weights = m->loaded.weights,

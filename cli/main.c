@@ -103,6 +103,8 @@ static const struct verb_option bench_kernels_options[] = {
      .help = "only so many layers of a shape; 0: all"},                                            \
         {"threads", VALUE_INT, .fallback = "0", .limits = "0..1024",                               \
          .help = "0: what the machine allows"},                                                    \
+        {"pin", VALUE_ENUM, .fallback = "auto", .limits = "never|auto|always",                     \
+         .help = "whether threads stay on nodes and CPUs, as for the first instance of emberd"},   \
         {"isa", VALUE_ENUM, .limits = CLI_ISAS, .help = "force this variant of the CPU kernels"},  \
         {"kv-type", VALUE_ENUM, .fallback = "auto", .limits = KV_CHOICES,                          \
          .help = "what K and V are kept in"},                                                      \

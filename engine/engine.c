@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/fd.h"
+#include "base/topology.h"
 #include "engine/engine_private.h"
 #include "kernels/backend.h"
 
@@ -90,7 +91,9 @@ static int read_manifest(struct engine *engine, struct error *err)
 static int open_device(struct engine *engine, struct error *err)
 {
     struct ember_device_options options = {.threads = engine->options.threads,
-                                           .isa = engine->options.isa};
+                                           .isa = engine->options.isa,
+                                           .pin = engine->options.pin,
+                                           .place = engine->options.place};
     struct ember_backend_error e = {0};
 
     int r = backend_find(engine->options.backend ? engine->options.backend : "cpu",
@@ -358,6 +361,7 @@ static void *background(void *arg)
     struct sched_param none = {0};
 
     sched_setscheduler(0, SCHED_IDLE, &none); /* this thread alone; it may delay nobody */
+    cpus_unbind();
     if (engine->early) {
         filling_wait(engine->filling, UINT64_MAX, stopping, engine, NULL);
         eventfd_write(engine->wake, 1); /* to be proved, or found broken */

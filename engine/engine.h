@@ -41,6 +41,7 @@ struct engine_options {
     const char *backend;   /* "cpu" or the path of a plug-in; NULL: "cpu" */
     const char *isa;       /* CPU: force a variant; NULL: the best */
     uint32_t threads;      /* 0: what the machine allows */
+    uint32_t pin, place;   /* as in struct ember_device_options: enum ember_pin, which instance */
     struct cache *cache;   /* borrowed; NULL: nothing is cached */
     bool compile;          /* build specialised kernels that the cache lacks */
     int weights, manifest; /* borrowed descriptors: sealed memfds as engine/load.h makes them */

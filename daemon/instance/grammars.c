@@ -6,6 +6,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "base/topology.h"
 #include "engine/tokenizer.h"
 
 #define GRAMMARS_MAX 4096
@@ -50,12 +51,18 @@ static void *read_vocab(void *arg)
     return NULL;
 }
 
+static void *read_apart(void *arg)
+{
+    cpus_unbind(); /* steps go on meanwhile */
+    return read_vocab(arg);
+}
+
 static void start_reading(struct grammars *g)
 {
     if (g->vocab || g->reading)
         return;
     g->vocab_error = (struct error){0};
-    g->reading = pthread_create(&g->reader, NULL, read_vocab, g) == 0;
+    g->reading = pthread_create(&g->reader, NULL, read_apart, g) == 0;
     if (!g->reading)
         read_vocab(g);
 }

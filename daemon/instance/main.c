@@ -94,6 +94,8 @@ static int open_engine(struct instance *instance, struct error *err)
         log_warn("going on without the cache", "reason=\"%s\"", error_text(&cache_error));
     struct engine_options options = {.backend = *start->backend ? start->backend : NULL,
                                      .threads = start->threads,
+                                     .pin = start->pin,
+                                     .place = start->place,
                                      .cache = instance->cache,
                                      .compile = start->compile,
                                      .weights = instance->fds[START_WEIGHTS],

@@ -326,6 +326,8 @@ static int send_start(struct mgr_instance *i, int listener)
     start.socket = i->socket;
     start.backend = o->backend;
     start.threads = (uint32_t)o->threads;
+    start.pin = (uint32_t)o->pin;
+    start.place = i->place;
     start.cache_dir = o->cache_dir;
     start.cache_limit = o->cache_limit;
     start.kv_bytes = mgr_model_kv_bytes(i->model);
@@ -346,6 +348,22 @@ static void on_lease_end(int fd, short what, void *arg)
     mgr_lease_release(i, i->driver_connected ? "lease ended" : "no driver connected in time");
 }
 
+static uint32_t free_place(struct mgr *mgr)
+{
+    _cleanup_free_ bool *taken = x_alloc((mgr->n_instances + 1) * sizeof *taken);
+    struct mgr_instance *i;
+    uint32_t place = 0;
+
+    TAILQ_FOREACH(i, &mgr->instances, link)
+    {
+        if (i->place < mgr->n_instances)
+            taken[i->place] = true;
+    }
+    while (taken[place])
+        place++;
+    return place;
+}
+
 int mgr_instance_start(struct mgr_model *model, struct error *err)
 {
     static const struct child_handlers handlers = {0, instance_message, instance_exited};
@@ -354,6 +372,7 @@ int mgr_instance_start(struct mgr_model *model, struct error *err)
     int r;
 
     i->model = model;
+    i->place = free_place(mgr);
     snprintf(i->id, sizeof i->id, "i%04x-%llu", mgr->id_epoch, (unsigned long long)++mgr->ids);
     i->socket = x_printf("%s/instances/%s.sock", mgr->options.runtime_dir, i->id);
     i->bytes = mgr_model_instance_bytes(model);

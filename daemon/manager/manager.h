@@ -176,6 +176,7 @@ struct mgr_instance {
     enum instance_state state;
     struct child *child;
     pid_t pid;
+    uint32_t place; /* which CPUs it may have for itself (base/topology.h) */
     uint64_t started_ns, ready_ns, idle_ns; /* idle_ns: since when it has been WARM */
     uint64_t bytes;                         /* charged: estimated, from READY on measured */
     struct mgr_phase phases[MGR_PHASES_MAX];

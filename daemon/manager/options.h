@@ -41,6 +41,8 @@
       "\"cpu\", or the path of a plug-in that speaks the ABI of include/ember/backend.h") \
     X("backend", threads, INT, "0", "0..1024", RELOAD, \
       "threads of one instance; 0: one for each processor that the daemon may use") \
+    X("backend", pin, ENUM, "auto", "never|auto|always", RELOAD, \
+      "whether an instance's threads keep to NUMA nodes and CPUs of its own; auto: where other instances lose nothing by it") \
     X("memory", memory_limit, BYTES, "0", "0..", RELOAD, \
       "bytes for weights, KV and graphs together; 0: what the host or cgroup has, less the reserve") \
     X("memory", memory_reserve, BYTES, "512MiB", "0..", RELOAD, \
@@ -89,6 +91,7 @@ struct emberd_options {
 
 /* Members of ENUM options. */
 enum emberd_packs { EMBERD_PACKS_AUTO, EMBERD_PACKS_ALWAYS, EMBERD_PACKS_NEVER };
+/* Members of `pin` are those of enum ember_pin (include/ember/backend.h). */
 enum emberd_early { EMBERD_EARLY_AUTO, EMBERD_EARLY_NEVER };
 enum emberd_compile { EMBERD_COMPILE_AUTO, EMBERD_COMPILE_NEVER };
 

@@ -23,7 +23,7 @@
 
 #include <ember/op.h>
 
-#define EMBER_BACKEND_ABI_VERSION 1
+#define EMBER_BACKEND_ABI_VERSION 2
 #define EMBER_BACKEND_ENTRY "ember_backend_entry"
 
 struct ember_backend_error {
@@ -37,12 +37,17 @@ struct ember_module;
 struct ember_kernel;
 struct ember_native_graph;
 
+/* Whether CPU-like backends bind their threads: auto where that takes nothing from others. */
+enum ember_pin { EMBER_PIN_NEVER, EMBER_PIN_AUTO, EMBER_PIN_ALWAYS };
+
 struct ember_device_options {
     uint32_t index; /* which device of this kind */
     uint32_t
         threads; /* CPU-like backends: worker threads, 0 = what affinity and cgroup quota allow */
     const char
         *isa; /* CPU-like backends: force a variant ("baseline", "avx2", "avx512"), NULL = best */
+    uint32_t pin;   /* enum ember_pin */
+    uint32_t place; /* with pin: numbers the instances that run at the same time, from 0 */
 };
 
 struct ember_device_info {

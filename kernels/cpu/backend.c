@@ -10,8 +10,10 @@
 #include <sys/mman.h>
 
 #include "base/mem.h"
+#include "base/topology.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/compile.h"
+#include "kernels/cpu/limit.h"
 #include "kernels/cpu/memory.h"
 #include "kernels/cpu/module.h"
 #include "kernels/cpu/pool.h"
@@ -24,6 +26,7 @@ struct ember_kernel {
 struct ember_device {
     enum cpu_isa isa;
     struct pool *pool;
+    struct id_set nodes;          /* of memory that is this device's own */
     struct ember_kernel *kernels; /* as cpu_kernel_name() numbers them */
     struct compiler compiler;     /* path empty: not looked up yet */
     pthread_mutex_t lock;         /* guards compiler */
@@ -76,6 +79,28 @@ static void cpu_device_close(struct ember_device *device)
 }
 DEFINE_CLEANUP(struct ember_device *, cpu_device_close)
 
+/* Threads and memory of an instance; see base/topology.h. */
+static void place(struct ember_device *device, const struct ember_device_options *options)
+{
+    static const enum topology_pin pins[] = {[EMBER_PIN_NEVER] = TOPOLOGY_PIN_NEVER,
+                                             [EMBER_PIN_AUTO] = TOPOLOGY_PIN_AUTO,
+                                             [EMBER_PIN_ALWAYS] = TOPOLOGY_PIN_ALWAYS};
+    _cleanup_(topology_freep) struct topology *topology = NULL;
+    struct placement where;
+
+    if (!options || options->pin == EMBER_PIN_NEVER || options->pin >= ARRAY_LEN(pins) ||
+        !(topology = topology_host()))
+        return;
+    struct placement_options wanted = {.threads = pool_threads(device->pool),
+                                       .place = options->place,
+                                       .pin = pins[options->pin],
+                                       .shared = cpu_limit_shared()};
+    placement_choose(topology, &wanted, &where);
+    device->nodes = where.memory;
+    pool_place(device->pool, &where);
+    placement_clear(&where);
+}
+
 static int cpu_device_open(const struct ember_device_options *options, struct ember_device **ret,
                            struct ember_backend_error *error)
 {
@@ -98,6 +123,7 @@ static int cpu_device_open(const struct ember_device_options *options, struct em
         return fail(error, ENOMEM, "no memory for a device");
     for (uint32_t i = 0; i < cpu_kernel_count(); i++)
         device->kernels[i].entry = cpu_kernel_lookup(cpu_kernel_name(i), isa);
+    place(device, options);
     *ret = TAKE(device);
     return 0;
 }
@@ -126,6 +152,7 @@ static int cpu_memory_alloc(struct ember_device *device, uint64_t bytes, struct 
         return pass(error, r, &err);
     }
     memory->writable = true;
+    memory_spread(memory->map.base, memory->map.length, &device->nodes);
     *ret = memory;
     return 0;
 }
@@ -241,21 +268,21 @@ static int cpu_kernel_find(struct ember_device *device, const char *name, struct
     return -ENOENT;
 }
 
-/* The blocks of a grid; 0 when there are too many. */
-static uint32_t blocks_of(const uint32_t grid[3])
+/* The blocks that a grid's grains are cut into; 0 when there are none, or too many. */
+static uint32_t blocks_of(const struct pool *pool, const uint32_t grid[3])
 {
     uint64_t plane = (uint64_t)grid[0] * grid[1], all;
 
     if (!size_mul(plane, grid[2], &all) || all > POOL_BLOCKS_MAX)
         return 0;
-    return (uint32_t)all;
+    return pool_blocks(pool, (uint32_t)all);
 }
 
 static int cpu_launch(struct ember_queue *queue, struct ember_kernel *kernel,
                       const uint32_t grid[3], const uint64_t *args, uint32_t n_args,
                       struct ember_backend_error *error)
 {
-    struct pool_launch launch = {kernel->entry, args, blocks_of(grid)};
+    struct pool_launch launch = {kernel->entry, args, blocks_of(queue->pool, grid)};
 
     if (!launch.n_blocks)
         return fail(error, EINVAL, "a launch with an empty grid or more than 2^24 blocks");
@@ -363,14 +390,16 @@ static void cpu_graph_free(struct ember_native_graph *graph)
 DEFINE_CLEANUP(struct ember_native_graph *, cpu_graph_free)
 
 /* Arguments are copied: the caller's need not outlive the call. */
-static int fill_graph(struct ember_native_graph *graph, struct ember_kernel *const *kernels,
-                      const uint32_t (*grids)[3], const uint64_t *const *args,
-                      const uint32_t *n_args, struct ember_backend_error *error)
+static int fill_graph(const struct pool *pool, struct ember_native_graph *graph,
+                      struct ember_kernel *const *kernels, const uint32_t (*grids)[3],
+                      const uint64_t *const *args, const uint32_t *n_args,
+                      struct ember_backend_error *error)
 {
     uint64_t *words = graph->words;
 
     for (uint32_t i = 0; i < graph->count; i++) {
-        graph->launches[i] = (struct pool_launch){kernels[i]->entry, words, blocks_of(grids[i])};
+        graph->launches[i] =
+            (struct pool_launch){kernels[i]->entry, words, blocks_of(pool, grids[i])};
         if (!graph->launches[i].n_blocks)
             return fail(error, EINVAL, "a launch with an empty grid or more than 2^24 blocks");
         if (n_args[i])
@@ -395,7 +424,7 @@ static int cpu_graph_instantiate(struct ember_device *device, struct ember_kerne
         !(graph->words = mem_alloc(n_words, sizeof *graph->words)))
         return fail(error, ENOMEM, "no memory for a graph");
     graph->count = n_launches;
-    r = fill_graph(graph, kernels, grids, args, n_args, error);
+    r = fill_graph(device->pool, graph, kernels, grids, args, n_args, error);
     if (r < 0)
         return r;
     *ret = TAKE(graph);

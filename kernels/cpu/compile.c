@@ -21,6 +21,7 @@
 #include "base/fault.h"
 #include "base/fd.h"
 #include "base/mem.h"
+#include "base/topology.h"
 
 #define ARGV_MAX 64
 #define OBJECT_MAX (16 * MIB)
@@ -49,6 +50,7 @@ static void run_child(const struct job *job, pid_t parent)
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
     setpgid(0, 0);
+    cpus_unbind();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(127);

@@ -2,7 +2,6 @@
 #include "kernels/cpu/limit.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,33 +10,16 @@
 
 #include "base/fd.h"
 #include "base/mem.h"
+#include "base/topology.h"
 
 #define SMALL_FILE 8192
 
-/* /proc and cgroup files say 0 for their size: read what comes, up to the room there is. */
-static int read_pseudo(const char *path, char text[SMALL_FILE])
-{
-    _cleanup_fd_ int fd = open(path, O_RDONLY | O_CLOEXEC);
-    size_t len = 0;
-
-    if (fd < 0)
-        return -errno;
-    while (len < SMALL_FILE - 1) {
-        ssize_t n = read(fd, text + len, SMALL_FILE - 1 - len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        if (!n)
-            break;
-        len += (size_t)n;
-    }
-    text[len] = '\0';
-    return 0;
-}
-
 static uint32_t affinity(void)
 {
+    struct id_set unbound;
+
+    if (cpus_unbound(&unbound)) /* a pool may have bound this very thread to one of them */
+        return id_set_count(&unbound);
     for (int cpus = 1024; cpus <= 1 << 20; cpus *= 4) {
         size_t size = CPU_ALLOC_SIZE(cpus);
         cpu_set_t *set = CPU_ALLOC(cpus);
@@ -61,7 +43,7 @@ static int read_numbers(const char *path, long long *ret_a, long long *ret_b)
 {
     char text[SMALL_FILE], *end;
 
-    if (read_pseudo(path, text))
+    if (fd_read_pseudo(path, text, sizeof text) < 0)
         return -ENOENT;
     if (!strncmp(text, "max", 3)) {
         *ret_a = -1;
@@ -150,14 +132,26 @@ uint32_t cpu_limit_cgroup(const char *proc, const char *root)
     char text[SMALL_FILE], *save = NULL;
     uint32_t limit = 0;
 
-    if (read_pseudo(proc, text))
+    if (fd_read_pseudo(proc, text, sizeof text) < 0)
         return 0;
     for (char *line = strtok_r(text, "\n", &save); line; line = strtok_r(NULL, "\n", &save))
         limit = tighter(limit, line_limit(root, line));
     return limit;
 }
 
+static uint32_t quota(void)
+{
+    return cpu_limit_cgroup("/proc/self/cgroup", "/sys/fs/cgroup");
+}
+
 uint32_t cpu_limit(void)
 {
-    return tighter(affinity(), cpu_limit_cgroup("/proc/self/cgroup", "/sys/fs/cgroup"));
+    return tighter(affinity(), quota());
+}
+
+bool cpu_limit_shared(void)
+{
+    uint32_t n = quota();
+
+    return n && n < affinity();
 }

@@ -3,6 +3,7 @@
 #ifndef EMBER_KERNELS_CPU_LIMIT_H
 #define EMBER_KERNELS_CPU_LIMIT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /*
@@ -11,6 +12,9 @@
  * throttled. At least 1.
  */
 uint32_t cpu_limit(void);
+
+/* Whether a quota is why it is no more: then others run on the same processors. */
+bool cpu_limit_shared(void);
 
 /* The quota's part, for tests: `proc` is a /proc/self/cgroup file, `root` where cgroups are
  * mounted. 0: none. */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lowering: one op to one launch. Which kernel, which argument words, how many blocks.
+ * Lowering: one op to one launch. Which kernel, which argument words, in how many grains.
  *
- * The number of blocks follows the work that the op was planned for: a small op is one block, so
- * that no thread is woken for it; up to 16 blocks have BLOCK_WORK multiply-adds each; beyond,
- * blocks grow fourfold before there are more.
+ * A launch's grid says into how many blocks its work may be cut: grains of GRAIN_WORK multiply-adds
+ * as the op was planned. A small op is one, so that no thread is woken for it. How many blocks are
+ * made of them is the pool's affair (pool_blocks), which knows its threads; a captured graph does
+ * not.
  */
 #include "kernels/cpu/kernel.h"
 
@@ -15,8 +16,8 @@
 
 #include "kernels/cpu/ops/args.h"
 
-#define BLOCK_WORK (64u << 10)
-#define MAX_BLOCKS 64
+#define GRAIN_WORK (64u << 10)
+#define MAX_GRAINS 4096
 
 struct lowering {
     const struct ember_op *op;
@@ -120,11 +121,9 @@ static int begin_dtype(struct lowering *l, const char *family, uint32_t operand,
 /* `units` is what the kernel splits, `work` what all of it costs. */
 static void blocks(struct lowering *l, uint64_t units, double work)
 {
-    double n = work / BLOCK_WORK;
-    if (n > 16)
-        n = n / 4 > 16 ? n / 4 : 16;
-    if (n > MAX_BLOCKS)
-        n = MAX_BLOCKS;
+    double n = work / GRAIN_WORK;
+    if (n > MAX_GRAINS)
+        n = MAX_GRAINS;
     if (n > (double)units)
         n = (double)units;
     l->launch.grid[0] = n < 2 ? 1 : (uint32_t)n;

@@ -16,6 +16,9 @@
 #include "kernels/cpu/limit.h"
 
 #define LINE 64
+#define BLOCKS_OF_A_GRAIN 16u /* see pool_blocks */
+#define BLOCKS_EACH 4u
+#define BLOCKS_MOST 64u
 #define LEFT_BITS 24
 #define LEFT_MASK ((UINT64_C(1) << LEFT_BITS) - 1)
 #define SPIN_START_NS 50000u /* before anybody has been woken */
@@ -55,6 +58,8 @@ struct pool {
     uint32_t n_started; /* threads of our own */
     bool tried_start;
     pthread_t *threads;
+    struct id_set *places;    /* of each thread, the caller first; NULL: anywhere */
+    _Atomic uint32_t n_named; /* threads that know which of them they are */
 };
 
 struct share {
@@ -82,10 +87,14 @@ static void futex_wake_all(_Atomic uint32_t *word)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Blocks to take of `left`: large pieces first, single ones at the end. */
+/*
+ * Blocks to take of `left`: large pieces first, single ones at the end. A quarter of a fair share,
+ * so that a thread that is four times slower than the others (a busy neighbour of its processor
+ * does that for seconds) is through with its first piece when they are with everything else.
+ */
 static uint32_t piece(const struct pool *pool, uint32_t left)
 {
-    uint32_t n = left / (2 * pool->n_threads);
+    uint32_t n = left / (4 * pool->n_threads);
     return n ? n : 1;
 }
 
@@ -143,6 +152,10 @@ static void start_threads(struct pool *pool)
     sigset_t all, old;
 
     pool->tried_start = true;
+    if (pool->n_threads == 1) {
+        cpus_bind(&pool->places[0]);
+        return;
+    }
     pool->threads = mem_alloc(pool->n_threads - 1, sizeof *pool->threads);
     if (!pool->threads || pthread_attr_init(&attr))
         return;
@@ -152,6 +165,8 @@ static void start_threads(struct pool *pool)
     while (pool->n_started < pool->n_threads - 1 &&
            !pthread_create(&pool->threads[pool->n_started], &attr, worker, pool))
         pool->n_started++;
+    if (pool->places) /* the others have begun where we could run */
+        cpus_bind(&pool->places[0]);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
 }
@@ -282,6 +297,8 @@ static void *worker(void *arg)
     struct share share;
 
     pthread_setname_np(pthread_self(), "ember-pool");
+    if (pool->places)
+        cpus_bind(&pool->places[atomic_fetch_add(&pool->n_named, 1) + 1]);
     while (!atomic_load(&pool->stop)) {
         if (grab(pool, &share))
             work(pool, &share);
@@ -313,6 +330,8 @@ void pool_run_timed(struct pool *pool, const struct pool_launch *list, uint32_t 
     uint32_t run;
 
     if (pool->n_threads == 1) {
+        if (pool->places && !pool->tried_start)
+            start_threads(pool);
         run_alone(list, count, ns);
         return;
     }
@@ -344,16 +363,33 @@ struct pool *pool_new(uint32_t threads)
     return pool;
 }
 
+void pool_place(struct pool *pool, struct placement *where)
+{
+    assert(!pool->tried_start && !pool->places && where->n_threads == pool->n_threads);
+    pool->places = TAKE(where->threads);
+}
+
 void pool_free(struct pool *pool)
 {
     if (!pool)
         return;
+    if (pool->places && pool->tried_start)
+        cpus_unbind();
     atomic_store(&pool->stop, true);
     wake_sleepers(pool);
     for (uint32_t i = 0; i < pool->n_started; i++)
         pthread_join(pool->threads[i], NULL);
     free(pool->threads);
+    free(pool->places);
     free(pool);
+}
+
+uint32_t pool_blocks(const struct pool *pool, uint32_t grains)
+{
+    uint32_t each = BLOCKS_EACH * pool->n_threads;
+    uint32_t least = MAX(BLOCKS_OF_A_GRAIN, each), most = MAX(BLOCKS_MOST, each);
+
+    return grains <= least ? grains : MIN(MAX(grains / 4, least), most);
 }
 
 uint32_t pool_threads(const struct pool *pool)

@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "base/mem.h"
+#include "base/topology.h"
 
 /* Between these a thread spins before it sleeps: as long as waking it takes, as measured. */
 #define POOL_SPIN_LEAST_NS 10000u
@@ -44,6 +45,12 @@ struct pool;
 
 /* threads: with the caller; 0 means cpu_limit(). NULL when memory is short. Starts nothing yet. */
 struct pool *pool_new(uint32_t threads);
+/*
+ * Where the threads run; thread 0 is the caller. It is bound when the others start, or in the first
+ * run when there are none, and let go by pool_free, which is then for the same thread to call. The
+ * pool takes where->threads, which are as many as it has. Before the first run.
+ */
+void pool_place(struct pool *pool, struct placement *where);
 void pool_free(struct pool *pool);
 DEFINE_CLEANUP(struct pool *, pool_free)
 
@@ -55,6 +62,13 @@ void pool_run(struct pool *pool, const struct pool_launch *list, uint32_t count)
  * to the end of its last. */
 void pool_run_timed(struct pool *pool, const struct pool_launch *list, uint32_t count,
                     uint64_t *ns);
+
+/*
+ * Into how many blocks to cut work that has so many grains, the smallest pieces worth a claim. Up
+ * to 16 blocks are one grain each; beyond, they grow fourfold before there are more; and there are
+ * some for each thread before any is more than a grain.
+ */
+uint32_t pool_blocks(const struct pool *pool, uint32_t grains);
 
 /* Threads that take part, the caller included. */
 uint32_t pool_threads(const struct pool *pool);

@@ -131,6 +131,28 @@ class Real(unittest.TestCase):
             self.driver(again, r.lease.token).run([1], 0, 1)  # the old lease has ended
         self.assertEqual(self.driver(again).case(CASES[1]), CASES[1]["greedy_ids"])
 
+    def cpus(self, instance):
+        with open(f"/proc/{instance.pid}/status") as status:
+            return re.search(r"Cpus_allowed_list:\s*(\S+)", status.read())[1]
+
+    def test_instances_keep_to_cpus_of_their_own(self):
+        ours = sorted(os.sched_getaffinity(0))
+        d = self.daemon("--standby=0", "--threads=1", "--pin=always", "--compile=never",
+                        "--early-start=never")
+        a, b = (d.client.SpawnInstance().instance for _ in range(2))
+        self.assertIn(int(self.cpus(a)), ours)
+        self.assertIn(int(self.cpus(b)), ours)
+        if len(ours) > 1:
+            self.assertNotEqual(self.cpus(a), self.cpus(b))
+        before = self.cpus(a)
+        d.client.StopInstance(id=a.id)
+        d.wait_until(lambda: not alive(a.pid), "it has ended")
+        self.assertEqual(self.cpus(d.client.SpawnInstance().instance), before)  # its place is free
+        free = self.daemon("--standby=0", "--pin=never", "--compile=never")
+        with open("/proc/self/status") as status:
+            self.assertIn(f"Cpus_allowed_list:\t{self.cpus(free.client.SpawnInstance().instance)}\n",
+                          status.read())
+
     def test_killed_while_generating(self):
         d = self.daemon("--standby=1")
         case = CASES[0]

@@ -44,7 +44,7 @@ static void test_find(void **ctx)
         int want;
         const char *text;
     } broken[] = {
-        {"null", -EINVAL, "nothing"},       {"abi", -ESTALE, "ABI 2"},
+        {"null", -EINVAL, "nothing"},       {"abi", -ESTALE, "ABI 3"},
         {"short", -EINVAL, "64 bytes"},     {"name", -EINVAL, "name"},
         {"slot", -EINVAL, "slot copy_out"}, {"group", -EINVAL, "slot graph_instantiate"},
     };

@@ -157,6 +157,68 @@ static void test_affinity_limits_threads(void **ctx)
     assert_int_equal(threads, 1);
 }
 
+/* Up to 16 blocks a grain each, then a quarter as many up to 64; some for each of many threads. */
+static void test_blocks_of_grains(void **ctx)
+{
+    static const struct {
+        uint32_t threads, grains, blocks;
+    } cases[] = {
+        {2, 0, 0},     {2, 1, 1},      {2, 16, 16},    {2, 24, 16},     {2, 100, 25},
+        {2, 4096, 64}, {48, 100, 100}, {48, 500, 192}, {48, 4096, 192}, {16, 200, 64},
+    };
+
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        _cleanup_(pool_freep) struct pool *pool = pool_new(cases[i].threads);
+        assert_int_equal(pool_blocks(pool, cases[i].grains), cases[i].blocks);
+    }
+}
+
+static _Atomic uint32_t astray;
+static void stay(const uint64_t *args, uint32_t block, uint32_t n_blocks)
+{
+    const struct id_set *places = (const struct id_set *)(uintptr_t)args[0];
+    cpu_set_t mine;
+
+    if (sched_getaffinity(0, sizeof mine, &mine) || CPU_COUNT(&mine) != 1 ||
+        !CPU_ISSET(sched_getcpu(), &mine) || !id_set_has(places, (uint32_t)sched_getcpu()))
+        atomic_fetch_add(&astray, 1);
+    usleep(1000);
+}
+
+static void test_threads_keep_their_places(void **ctx)
+{
+    _cleanup_(topology_freep) struct topology *topology = topology_host();
+    uint32_t limit = cpu_limit();
+    cpu_set_t before, after;
+
+    assert_non_null(topology);
+    assert_int_equal(sched_getaffinity(0, sizeof before, &before), 0);
+    for (uint32_t threads = 1; threads <= 3; threads++) {
+        struct pool *pool = pool_new(threads);
+        struct placement_options options = {threads, 0, TOPOLOGY_PIN_ALWAYS, false};
+        struct placement where;
+        struct id_set all = {0};
+        uint64_t args[] = {(uintptr_t)&all};
+        struct pool_launch launch = {stay, args, 12};
+        placement_choose(topology, &options, &where);
+        assert_non_null(where.threads);
+        for (uint32_t i = 0; i < threads; i++)
+            for (size_t w = 0; w < ARRAY_LEN(all.bits); w++)
+                all.bits[w] |= where.threads[i].bits[w];
+        pool_place(pool, &where);
+        assert_null(where.threads);
+        pool_run(pool, &launch, 1);
+        pool_run(pool, &launch, 1);
+        assert_int_equal(astray, 0);
+        assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+        assert_int_equal(CPU_COUNT(&after), 1);
+        assert_int_equal(cpu_limit(), limit); /* of the process, not of this thread */
+        pool_free(pool);
+        assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+        assert_true(CPU_EQUAL(&before, &after));
+    }
+}
+
 static _Atomic uint32_t met;
 static void meet(const uint64_t *args, uint32_t block, uint32_t n_blocks)
 {
@@ -266,6 +328,7 @@ int main(void)
         cmocka_unit_test(test_parks_and_wakes),  cmocka_unit_test(test_sleepers_are_woken),
         cmocka_unit_test(test_spin_is_measured), cmocka_unit_test(test_affinity_limits_threads),
         cmocka_unit_test(test_times_are_kept),   cmocka_unit_test(test_cgroup_limit),
+        cmocka_unit_test(test_blocks_of_grains), cmocka_unit_test(test_threads_keep_their_places),
         cmocka_unit_test(test_overhead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
