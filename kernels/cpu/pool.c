@@ -24,6 +24,12 @@
 #define SPIN_START_NS 50000u /* before anybody has been woken */
 #define STACK_BYTES ((size_t)1 << 20)
 
+/* Where threads sleep. */
+struct bed {
+    _Atomic uint32_t wake;   /* futex, counts wake-ups */
+    _Atomic uint32_t asleep; /* threads, or about to be */
+};
+
 /*
  * `claim` is (sequence number of the current launch) << 24 | (its blocks not yet claimed). The
  * fields of the current launch are written only while nothing is left to claim. A thread reads them
@@ -46,11 +52,11 @@ struct pool {
     uint64_t began_ns;
 
     _Alignas(LINE) _Atomic uint32_t runs_done; /* number of the last finished run */
-    _Atomic uint32_t sleepers;                 /* 1: somebody may sleep on `wake` */
-    _Atomic uint32_t wake;                     /* futex, counts wake-ups */
-    _Atomic uint64_t woke_ns;                  /* when it was last counted up */
-    _Atomic uint32_t spin_ns;                  /* what waking has cost lately, within bounds */
-    _Atomic uint32_t n_asleep;
+    struct bed workers, caller;
+    _Atomic uint32_t active;  /* threads that this run has use for; a futex of those it has not */
+    _Atomic uint32_t n_idle;  /* asleep there */
+    _Atomic uint64_t woke_ns; /* when somebody was last woken */
+    _Atomic uint32_t spin_ns; /* what waking has cost lately, within bounds */
     _Atomic bool stop;
 
     uint32_t runs; /* the caller's */
@@ -94,7 +100,7 @@ static void futex_wake_all(_Atomic uint32_t *word)
  */
 static uint32_t piece(const struct pool *pool, uint32_t left)
 {
-    uint32_t n = left / (4 * pool->n_threads);
+    uint32_t n = left / (4 * atomic_load_explicit(&pool->active, memory_order_relaxed));
     return n ? n : 1;
 }
 
@@ -118,15 +124,14 @@ static bool grab(struct pool *pool, struct share *share)
     }
 }
 
-/* Behind a seq_cst store that sleepers re-check before they sleep: nobody misses both. */
-static void wake_sleepers(struct pool *pool)
+/* Behind a seq_cst store that sleepers re-check once they count as asleep: nobody misses both. */
+static void wake(struct pool *pool, struct bed *bed)
 {
-    if (!atomic_load(&pool->sleepers))
+    if (!atomic_load(&bed->asleep))
         return;
-    atomic_store(&pool->sleepers, 0);
     atomic_store_explicit(&pool->woke_ns, clock_ns(), memory_order_relaxed);
-    atomic_fetch_add(&pool->wake, 1);
-    futex_wake_all(&pool->wake);
+    atomic_fetch_add(&bed->wake, 1);
+    futex_wake_all(&bed->wake);
 }
 
 /* This thread slept from `since` until now: what its waking took moves the spin a quarter of the
@@ -185,7 +190,8 @@ static void publish(struct pool *pool, const struct pool_launch *launch, struct 
     atomic_store_explicit(&pool->args, launch->args, memory_order_relaxed);
     atomic_store_explicit(&pool->n_blocks, n, memory_order_relaxed);
     atomic_store(&pool->claim, sequence << LEFT_BITS | (n - share->count));
-    wake_sleepers(pool);
+    wake(pool, &pool->caller);
+    wake(pool, &pool->workers);
     if (pool->ns) /* whoever finishes the launch has seen our piece done, and with it this */
         pool->began_ns = clock_ns();
 }
@@ -217,7 +223,7 @@ static bool advance(struct pool *pool, struct share *share)
     }
     atomic_store(&pool->runs_done,
                  atomic_load_explicit(&pool->runs_done, memory_order_relaxed) + 1);
-    wake_sleepers(pool);
+    wake(pool, &pool->caller);
     return false;
 }
 
@@ -245,22 +251,33 @@ static void work(struct pool *pool, struct share *share)
     } while (true);
 }
 
-/* What a thread waits for: blocks to claim, or the end of run `run` (callers), or of the pool
- * (workers). */
-static bool ready(struct pool *pool, bool is_worker, uint32_t run)
+/* Who waits, and for what beside blocks to claim: the caller for the end of run `run`, a worker for
+ * the pool's. */
+struct waiter {
+    struct bed *bed;
+    uint32_t index; /* of the thread; the caller is 0 */
+    uint32_t run;
+};
+
+static bool is_active(const struct pool *pool, const struct waiter *w)
+{
+    return w->index < atomic_load_explicit(&pool->active, memory_order_relaxed);
+}
+
+static bool ready(struct pool *pool, const struct waiter *w)
 {
     if (atomic_load(&pool->claim) & LEFT_MASK)
         return true;
-    return is_worker ? atomic_load(&pool->stop) : atomic_load(&pool->runs_done) == run;
+    return w->index ? atomic_load(&pool->stop) : atomic_load(&pool->runs_done) == w->run;
 }
 
-static bool spin(struct pool *pool, bool is_worker, uint32_t run)
+static bool spin(struct pool *pool, const struct waiter *w)
 {
     const uint64_t most = pool_spin_ns(pool), polite = most / 5;
     uint64_t start = 0, waited = 0;
 
     for (unsigned i = 0;; i++) {
-        if (ready(pool, is_worker, run))
+        if (ready(pool, w))
             return true;
         if (waited < polite)
             cpu_relax();
@@ -270,42 +287,78 @@ static bool spin(struct pool *pool, bool is_worker, uint32_t run)
             uint64_t now = clock_ns();
             start = start ? start : now;
             waited = now - start;
-            if (waited >= most)
+            if (waited >= most || !is_active(pool, w))
                 return false;
         }
     }
 }
 
-static void wait_ready(struct pool *pool, bool is_worker, uint32_t run)
+static void wait_ready(struct pool *pool, const struct waiter *w)
 {
-    while (!spin(pool, is_worker, run)) {
-        uint32_t wake = atomic_load(&pool->wake);
-        atomic_store(&pool->sleepers, 1);
-        if (ready(pool, is_worker, run))
-            return;
-        atomic_fetch_add(&pool->n_asleep, 1);
-        uint64_t since = clock_ns();
-        futex_wait(&pool->wake, wake);
-        learn_wake(pool, since);
-        atomic_fetch_sub(&pool->n_asleep, 1);
+    struct bed *bed = w->bed;
+
+    while (!spin(pool, w) && is_active(pool, w)) {
+        uint32_t seen = atomic_load(&bed->wake);
+        atomic_fetch_add(&bed->asleep, 1);
+        if (!ready(pool, w)) {
+            uint64_t since = clock_ns();
+            futex_wait(&bed->wake, seen);
+            learn_wake(pool, since);
+        }
+        atomic_fetch_sub(&bed->asleep, 1);
     }
+}
+
+/* Nothing that this run has is for so many threads. */
+static void wait_active(struct pool *pool, const struct waiter *w)
+{
+    uint32_t active = atomic_load(&pool->active);
+
+    atomic_fetch_add(&pool->n_idle, 1);
+    if (w->index >= active && !atomic_load(&pool->stop))
+        futex_wait(&pool->active, active);
+    atomic_fetch_sub(&pool->n_idle, 1);
 }
 
 static void *worker(void *arg)
 {
     struct pool *pool = arg;
+    struct waiter w = {&pool->workers, atomic_fetch_add(&pool->n_named, 1) + 1, 0};
     struct share share;
 
     pthread_setname_np(pthread_self(), "ember-pool");
     if (pool->places)
-        cpus_bind(&pool->places[atomic_fetch_add(&pool->n_named, 1) + 1]);
+        cpus_bind(&pool->places[w.index]);
     while (!atomic_load(&pool->stop)) {
-        if (grab(pool, &share))
+        if (!is_active(pool, &w))
+            wait_active(pool, &w);
+        else if (grab(pool, &share))
             work(pool, &share);
         else
-            wait_ready(pool, true, 0);
+            wait_ready(pool, &w);
     }
     return NULL;
+}
+
+/* How many threads are of use: as many as a launch that has several blocks has of them in the
+ * middle. More would not be quicker with the blocks, but all of them are told of each launch. */
+static void set_active(struct pool *pool, const struct pool_launch *list, uint32_t count)
+{
+    uint64_t blocks = 0, launches = 0;
+
+    for (uint32_t i = 0; i < count; i++) {
+        bool several = list[i].n_blocks > 1;
+        blocks += several ? list[i].n_blocks : 0;
+        launches += several;
+    }
+    uint32_t before = atomic_load_explicit(&pool->active, memory_order_relaxed);
+    uint64_t mean = launches ? (blocks + launches / 2) / launches : before;
+    uint32_t active = (uint32_t)MIN(MAX(mean, 2), pool->n_threads);
+    if (active == before)
+        return;
+    atomic_store(&pool->active, active);
+    if (active > before && atomic_load(&pool->n_idle))
+        futex_wake_all(&pool->active);
 }
 
 static void run_alone(const struct pool_launch *list, uint32_t count, uint64_t *ns)
@@ -326,6 +379,7 @@ void pool_run(struct pool *pool, const struct pool_launch *list, uint32_t count)
 
 void pool_run_timed(struct pool *pool, const struct pool_launch *list, uint32_t count, uint64_t *ns)
 {
+    struct waiter w = {&pool->caller, 0, 0};
     struct share share;
     uint32_t run;
 
@@ -336,18 +390,20 @@ void pool_run_timed(struct pool *pool, const struct pool_launch *list, uint32_t 
         return;
     }
     assert(atomic_load(&pool->runs_done) == pool->runs); /* one run at a time */
-    run = ++pool->runs;
+    w.run = run = ++pool->runs;
     pool->list = list;
     pool->ns = ns;
     pool->next = 0;
     pool->count = count;
+    if (pool->n_threads > 2)
+        set_active(pool, list, count);
     if (advance(pool, &share))
         work(pool, &share);
     while (atomic_load_explicit(&pool->runs_done, memory_order_acquire) != run) {
         if (grab(pool, &share))
             work(pool, &share);
         else
-            wait_ready(pool, false, run);
+            wait_ready(pool, &w);
     }
 }
 
@@ -360,6 +416,7 @@ struct pool *pool_new(uint32_t threads)
     memset(pool, 0, sizeof *pool);
     pool->spin_ns = SPIN_START_NS;
     pool->n_threads = MIN(threads ? threads : cpu_limit(), POOL_THREADS_MAX);
+    pool->active = pool->n_threads;
     return pool;
 }
 
@@ -376,7 +433,9 @@ void pool_free(struct pool *pool)
     if (pool->places && pool->tried_start)
         cpus_unbind();
     atomic_store(&pool->stop, true);
-    wake_sleepers(pool);
+    wake(pool, &pool->workers);
+    atomic_store(&pool->active, pool->n_threads); /* another value than they wait with */
+    futex_wake_all(&pool->active);
     for (uint32_t i = 0; i < pool->n_started; i++)
         pthread_join(pool->threads[i], NULL);
     free(pool->threads);
@@ -404,7 +463,13 @@ uint32_t pool_started(const struct pool *pool)
 
 uint32_t pool_asleep(const struct pool *pool)
 {
-    return atomic_load(&pool->n_asleep);
+    return atomic_load(&pool->workers.asleep) + atomic_load(&pool->caller.asleep) +
+           atomic_load(&pool->n_idle);
+}
+
+uint32_t pool_active(const struct pool *pool)
+{
+    return atomic_load(&pool->active);
 }
 
 uint32_t pool_spin_ns(const struct pool *pool)

@@ -11,10 +11,13 @@
  * How a run goes on: the current launch's blocks are claimed from one atomic word; whoever finishes
  * the last block puts up the next launch (running launches of a single block itself, on the way).
  * A thread that the kernel has descheduled holds up only the blocks it has claimed, never the rest.
- * Waiting threads spin, giving their processor away after the first part of that, and then sleep on
- * a futex. They spin as long as it has lately taken to wake a sleeper (which costs at most twice
- * what knowing the future would), within bounds: where processors are short, waking takes long for
- * want of one, and spinning would make that worse.
+ *
+ * A run whose launches have few blocks is for few threads, and the others sleep through it: all
+ * that look for blocks make each claim slower. Those that wait for the next launch spin, giving
+ * their processor away after the first part of that, and then sleep on a futex. They spin as long
+ * as it has lately taken to wake a sleeper (which costs at most twice what knowing the future
+ * would), within bounds: where processors are short, waking takes long for want of one, and
+ * spinning would make that worse.
  *
  * One run at a time: a pool is used by one thread (its device's).
  */
@@ -76,6 +79,8 @@ uint32_t pool_threads(const struct pool *pool);
 /* For tests and metrics: threads started so far, and how many of them sleep now. */
 uint32_t pool_started(const struct pool *pool);
 uint32_t pool_asleep(const struct pool *pool);
+/* How many the last run was for. */
+uint32_t pool_active(const struct pool *pool);
 /* How long a waiting thread would spin now, in nanoseconds. */
 uint32_t pool_spin_ns(const struct pool *pool);
 

@@ -239,6 +239,31 @@ static void test_sleepers_are_woken(void **ctx)
     }
 }
 
+/* As many as a launch of several blocks has of them in the middle; the others come back. */
+static void test_few_blocks_are_for_few_threads(void **ctx)
+{
+    _cleanup_(pool_freep) struct pool *pool = pool_new(6);
+    struct pool_launch few[] = {{nothing, NULL, 2}, {nothing, NULL, 1}, {nothing, NULL, 3}};
+    struct pool_launch some[] = {{nothing, NULL, 3}, {nothing, NULL, 1}, {nothing, NULL, 5}};
+    struct pool_launch all = {meet, NULL, 6};
+
+    for (int i = 0; i < 20; i++) {
+        pool_run(pool, few, 3);
+        assert_int_equal(pool_active(pool), 3);
+        pool_run(pool, few, 2);
+        assert_int_equal(pool_active(pool), 2);
+        if (i % 4 == 0)
+            wait_asleep(pool, 5);
+        met = 0;
+        pool_run(pool, &all, 1);
+        assert_int_equal(pool_active(pool), 6);
+        pool_run(pool, some, 3);
+        assert_int_equal(pool_active(pool), 4);
+        pool_run(pool, few + 1, 1); /* of no use to more than one: nothing changes */
+        assert_int_equal(pool_active(pool), 4);
+    }
+}
+
 static void pause_a_while(const uint64_t *args, uint32_t block, uint32_t n_blocks)
 {
     if (block == n_blocks - 1)
@@ -324,11 +349,17 @@ static void test_overhead(void **ctx)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_block_once), cmocka_unit_test(test_starts_late),
-        cmocka_unit_test(test_parks_and_wakes),  cmocka_unit_test(test_sleepers_are_woken),
-        cmocka_unit_test(test_spin_is_measured), cmocka_unit_test(test_affinity_limits_threads),
-        cmocka_unit_test(test_times_are_kept),   cmocka_unit_test(test_cgroup_limit),
-        cmocka_unit_test(test_blocks_of_grains), cmocka_unit_test(test_threads_keep_their_places),
+        cmocka_unit_test(test_every_block_once),
+        cmocka_unit_test(test_starts_late),
+        cmocka_unit_test(test_parks_and_wakes),
+        cmocka_unit_test(test_sleepers_are_woken),
+        cmocka_unit_test(test_spin_is_measured),
+        cmocka_unit_test(test_affinity_limits_threads),
+        cmocka_unit_test(test_times_are_kept),
+        cmocka_unit_test(test_cgroup_limit),
+        cmocka_unit_test(test_few_blocks_are_for_few_threads),
+        cmocka_unit_test(test_blocks_of_grains),
+        cmocka_unit_test(test_threads_keep_their_places),
         cmocka_unit_test(test_overhead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
