@@ -19,14 +19,14 @@
 
 struct node {
     uint32_t id, n_cpus;
-    uint32_t first; /* its CPUs in topology.order: one of each core, then the cores' second ones */
+    struct id_set cpus; /* for us */
 };
 
 struct topology {
     struct id_set cpus, memory;
     struct node nodes[ID_SET_MAX]; /* that have CPUs for us */
-    uint32_t n_nodes, n_cpus;
-    uint16_t order[ID_SET_MAX]; /* CPUs by node */
+    uint32_t n_nodes;
+    char *sys; /* where to read which CPUs are one core's, if that is asked */
 };
 
 /* ---- sets ---- */
@@ -144,38 +144,12 @@ static bool has_siblings(const char *sys)
     return fd_read_pseudo(path, text, sizeof text) < 0 || *text != '0';
 }
 
-/* The CPUs of a node in the order in which threads get them. */
-static void add_node(struct topology *t, const char *sys, uint32_t id, const struct id_set *cpus,
-                     bool siblings)
+static void add_node(struct topology *t, uint32_t id, const struct id_set *cpus)
 {
-    struct node *node = &t->nodes[t->n_nodes];
-    uint16_t rank[ID_SET_MAX] = {0}; /* 1 + how many of its core's CPUs come before it */
-    uint32_t left = id_set_count(cpus), end = end_of(cpus);
+    uint32_t n = id_set_count(cpus);
 
-    if (!left)
-        return;
-    *node = (struct node){.id = id, .n_cpus = left, .first = t->n_cpus};
-    t->n_nodes++;
-    for (uint32_t cpu = 0; cpu < end; cpu++) {
-        struct id_set core = {0};
-        char name[64];
-        if (!id_set_has(cpus, cpu) || rank[cpu])
-            continue;
-        snprintf(name, sizeof name, "cpu/cpu%u/topology/thread_siblings_list", cpu);
-        if (siblings)
-            read_sys(sys, name, &core);
-        id_set_add(&core, cpu);
-        uint16_t n = 0;
-        for (uint32_t c = cpu; c < end; c++)
-            if (id_set_has(&core, c) && id_set_has(cpus, c) && !rank[c])
-                rank[c] = ++n;
-    }
-    for (uint16_t r = 1; left; r++)
-        for (uint32_t cpu = 0; cpu < end; cpu++)
-            if (rank[cpu] == r) {
-                t->order[t->n_cpus++] = (uint16_t)cpu;
-                left--;
-            }
+    if (n)
+        t->nodes[t->n_nodes++] = (struct node){id, n, *cpus};
 }
 
 /* `unbound`: instead of the CPUs that the status file allows; or NULL. */
@@ -190,7 +164,7 @@ static struct topology *read_all(const char *sys, const char *status, const stru
     if (!read_sys(sys, "cpu/online", &online))
         return t; /* nothing is known */
     t->cpus = both(&online, unbound ? unbound : &allowed);
-    bool siblings = has_siblings(sys);
+    t->sys = x_strdup(sys);
     if (read_sys(sys, "node/has_memory", &t->memory))
         t->memory = both(&t->memory, &memory);
     read_sys(sys, "node/online", &nodes);
@@ -201,10 +175,10 @@ static struct topology *read_all(const char *sys, const char *status, const stru
         if (!id_set_has(&nodes, id) || !read_sys(sys, name, &cpus))
             continue;
         cpus = both(&cpus, &t->cpus);
-        add_node(t, sys, id, &cpus, siblings);
+        add_node(t, id, &cpus);
     }
     if (!t->n_nodes) /* a kernel without nodes */
-        add_node(t, sys, 0, &t->cpus, siblings);
+        add_node(t, 0, &t->cpus);
     return t;
 }
 
@@ -223,6 +197,8 @@ struct topology *topology_host(void)
 
 void topology_free(struct topology *topology)
 {
+    if (topology)
+        free(topology->sys);
     free(topology);
 }
 
@@ -289,19 +265,53 @@ static bool fits(const struct topology *t, const struct stretch *s, const uint32
     return true;
 }
 
+/* A node's CPUs in the order in which threads get them: one of each core, then the second ones;
+ * unless `some`, all are needed anyway. */
+static void order_cpus(const struct topology *t, const struct node *node, bool some, uint16_t *ret)
+{
+    uint16_t rank[ID_SET_MAX] = {0}; /* 1 + how many of its core's CPUs come before it */
+    uint32_t left = node->n_cpus, end = end_of(&node->cpus);
+    /* Not read for nothing: it is a file for each core. */
+    bool siblings = some && has_siblings(t->sys);
+
+    for (uint32_t cpu = 0; cpu < end; cpu++) {
+        struct id_set core = {0};
+        char name[64];
+        if (!id_set_has(&node->cpus, cpu) || rank[cpu])
+            continue;
+        snprintf(name, sizeof name, "cpu/cpu%u/topology/thread_siblings_list", cpu);
+        if (siblings)
+            read_sys(t->sys, name, &core);
+        id_set_add(&core, cpu);
+        uint16_t n = 0;
+        for (uint32_t c = cpu; c < end; c++)
+            if (id_set_has(&core, c) && id_set_has(&node->cpus, c) && !rank[c])
+                rank[c] = ++n;
+    }
+    for (uint16_t r = 1; left; r++)
+        for (uint32_t cpu = 0; cpu < end; cpu++)
+            if (rank[cpu] == r) {
+                *ret++ = (uint16_t)cpu;
+                left--;
+            }
+}
+
 /* One CPU each, or any of the node's. */
 static void give(const struct topology *t, const struct stretch *s, const uint32_t *used, bool cpus,
                  struct id_set *threads)
 {
+    uint16_t order[ID_SET_MAX];
+
     for (uint32_t i = 0; i < s->n; i++) {
         const struct node *node = node_at(t, s, i);
         uint32_t from = used[(s->first + i) % t->n_nodes];
+        if (cpus)
+            order_cpus(t, node, s->threads[i] < node->n_cpus, order);
         for (uint32_t k = 0; k < s->threads[i]; k++, threads++) {
-            const uint16_t *order = t->order + node->first;
-            for (uint32_t c = 0; !cpus && c < node->n_cpus; c++)
-                id_set_add(threads, order[c]);
             if (cpus)
                 id_set_add(threads, order[(from + k) % node->n_cpus]);
+            else
+                *threads = node->cpus;
         }
     }
 }
