@@ -478,6 +478,7 @@ static void check_split_norm_rope(struct check *c)
     bool row = norm == EMBER_QK_NORM_ROW;
     int_in(c, SNR_I_INTERLEAVED, "interleaved", 0, 1);
     int_in(c, SNR_I_NORM_AFTER, "norm after", 0, 1);
+    int_in(c, SNR_I_KV_EXACT, "kv exact", 0, 1);
     if (rotary % 2)
         fail(c, "rotary is odd: %lld", (long long)rotary);
     act(c, SNR_QKV, "qkv", IN, c->n, (uint64_t)(hq * dk + hkv * dk + hkv * dv));
@@ -507,6 +508,7 @@ static void check_attention(struct check *c)
     int64_t dv = int_in(c, ATTN_I_DV, "dv", 1, HEAD_DIM_MAX);
     int64_t page = int_in(c, ATTN_I_PAGE_SIZE, "page size", 1, PAGE_MAX);
     int_in(c, ATTN_I_WINDOW, "window", 0, INT32_MAX);
+    int_in(c, ATTN_I_KV_EXACT, "kv exact", 0, 1);
     if (hq % hkv)
         fail(c, "%lld q heads over %lld kv heads", (long long)hq, (long long)hkv);
     act(c, ATTN_Q, "q", IN, c->n, (uint64_t)(hq * dk));

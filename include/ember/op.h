@@ -258,6 +258,10 @@ enum { ROPE_F_ATTENTION_FACTOR, ROPE_F_THETA, ROPE_F_FACTOR, ROPE_F_MAX_POSITION
  * Both are f32, bf16 or f16 (rounded to nearest, ties to even), or i8: then each row of codes has a
  * scale as in quantize, f32 [Hkv, page_size] behind the codes, from the next multiple of 4 on.
  * ROPE absent or ROTARY 0: no rotation.
+ * How the elements of a head's block stand in its bytes is the backend's, as long as attention
+ * finds them; the order above is that of the reference. Unless KV_EXACT is 1 a backend may keep a
+ * float32 as the sum of two bf16, which is the value but for 2^-17 of it, and multiply it as such;
+ * numbers below 2^-126 count as 0 then. It is the same in all ops over one K and V.
  */
 enum {
     SNR_QKV,
@@ -278,7 +282,8 @@ enum {
     SNR_I_INTERLEAVED,
     SNR_I_NORM /* enum ember_qk_norm */,
     SNR_I_NORM_AFTER,
-    SNR_I_PAGE_SIZE
+    SNR_I_PAGE_SIZE,
+    SNR_I_KV_EXACT
 };
 enum { SNR_F_EPS, SNR_F_W_BIAS, SNR_F_V_SCALE };
 
@@ -287,6 +292,8 @@ enum { SNR_F_EPS, SNR_F_W_BIAS, SNR_F_V_SCALE };
  * s, or p - window + 1..p when window > 0. Key j lives in page page_table[s, j / page_size], slot j
  * % page_size. scores = cap(scale * q.k), softmax in float32; a sink adds exp(sink[h]) to the
  * denominator alone. Query head h reads KV head h / (Hq / Hkv). K and V are of one dtype.
+ * Unless KV_EXACT is 1 a backend may take q, the exponentials, and float32 K and V, as sums of two
+ * bf16 each (split_norm_rope).
  *
  * PARTS is room for a backend that cuts a query's keys into parts and spreads them over threads;
  * what is in it before and after means nothing. A query has at most EMBER_ATTN_PARTS parts, of at
@@ -305,7 +312,15 @@ enum {
     ATTN_OUT /* [T, Hq dv] */,
     ATTN_PARTS /* [opt] f32 [T, Hq parts (dv + 2)] */
 };
-enum { ATTN_I_Q_HEADS, ATTN_I_KV_HEADS, ATTN_I_DK, ATTN_I_DV, ATTN_I_PAGE_SIZE, ATTN_I_WINDOW };
+enum {
+    ATTN_I_Q_HEADS,
+    ATTN_I_KV_HEADS,
+    ATTN_I_DK,
+    ATTN_I_DV,
+    ATTN_I_PAGE_SIZE,
+    ATTN_I_WINDOW,
+    ATTN_I_KV_EXACT
+};
 enum { ATTN_F_SCALE, ATTN_F_SOFTCAP };
 
 /*

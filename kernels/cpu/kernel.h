@@ -59,12 +59,18 @@ cpu_kernel_fn cpu_kernel_lookup(const char *name, enum cpu_isa isa);
 
 /*
  * Lowers one op for a variant: emits the launches in order, grid = {n_blocks, 1, 1}. Variants
- * differ only in launches that bring x into the form that a matrix unit reads.
+ * differ in launches that bring x into the form that a matrix unit reads, and in K and V (below).
  * `spec` is set only for kernels that were measured to gain from it. -ENOTSUP with a text when the
  * op is beyond these kernels.
  */
 int cpu_lower(enum cpu_isa isa, const struct ember_op *op, ember_emit_fn emit, void *sink,
               struct ember_backend_error *error);
+
+/*
+ * Whether K and V of a split_norm_rope or attention stand in tiles in their pages
+ * (kernels/cpu/ops/kv.h), as a matrix unit reads them. Otherwise they stand as in ember/op.h.
+ */
+bool cpu_kv_tiles(enum cpu_isa isa, const struct ember_op *op);
 
 /*
  * Specialised builds. The text is a whole translation unit, static, that needs a C compiler with

@@ -162,6 +162,17 @@ static int need_kv(struct lowering *l, uint32_t k, uint32_t v)
     return 0;
 }
 
+bool cpu_kv_tiles(enum cpu_isa isa, const struct ember_op *op)
+{
+    const bool attention = op->kind == EMBER_OP_ATTENTION;
+    const struct ember_tensor *k = &op->t[attention ? ATTN_K : SNR_K],
+                              *v = &op->t[attention ? ATTN_V : SNR_V];
+    return isa == CPU_ISA_AMX && (k->dtype == EMBER_F32 || k->dtype == EMBER_BF16) &&
+           k->dim[1] == 16 && k->dim[2] % 32 == 0 && v->dim[2] % 16 == 0 &&
+           k->dim[2] <= KV_TILES_DIM_MAX && v->dim[2] <= KV_TILES_DIM_MAX &&
+           !op->i[attention ? ATTN_I_KV_EXACT : SNR_I_KV_EXACT];
+}
+
 /* A small weight (norm, bias, sinks) that may be any of the float dtypes, or absent. */
 static int need_float(struct lowering *l, uint32_t operand, const char *what)
 {
@@ -422,6 +433,7 @@ static int lower_split_norm_rope(struct lowering *l)
     set_float(l, SPL_W_BIAS, op->f[SNR_F_W_BIAS]);
     set_float(l, SPL_V_SCALE, op->f[SNR_F_V_SCALE]);
     set_int(l, SPL_KV_DTYPE, op->t[SNR_K].dtype);
+    set_int(l, SPL_KV_TILES, cpu_kv_tiles(l->isa, op));
     specialise(l, "DK=%u,DV=%u", (uint32_t)op->i[SNR_I_DK], (uint32_t)op->i[SNR_I_DV]);
     blocks(l, qkv->dim[0], 2.0 * qkv->dim[0] * qkv->dim[1]);
     return 0;
@@ -469,8 +481,13 @@ static int lower_attention(struct lowering *l)
         r = need_kv(l, ATTN_K, ATTN_V);
     if (r)
         return r;
-    begin(l, op->t[ATTN_PARTS].rank ? "attention_parts" : "attention", q->dim[0]);
+    const bool tiles = cpu_kv_tiles(l->isa, op);
+    const char *whole = tiles ? "attention.tiles" : "attention";
+    const char *parts = tiles ? "attention_parts.tiles" : "attention_parts";
+    begin(l, op->t[ATTN_PARTS].rank ? parts : whole, q->dim[0]);
     attention_args(l);
+    if (tiles)
+        specialise(l, "%s", "");
     /* The context is not known here: half of what the page table could hold, up to 1024 keys. */
     double keys = 0.5 * pages->dim[1] * (double)op->i[ATTN_I_PAGE_SIZE];
     double work = 2.0 * q->dim[0] * q->dim[1] * (keys < 1024 ? keys : 1024);

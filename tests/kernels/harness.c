@@ -200,9 +200,13 @@ void kcase_run(const struct kcase *c, const struct ember_op *op, enum cpu_isa is
     struct ember_backend_error error = {""};
     *ret = arenas_copy(&c->in);
     struct run_sink sink = {ret, isa, fn, n_blocks};
+    if (c->convert)
+        c->convert(c, isa, ret, true);
     int r = cpu_lower(isa, op, run_launch, &sink, &error);
     if (r)
         fail_msg("lowering: %d %s", r, error.text);
+    if (c->convert)
+        c->convert(c, isa, ret, false);
 }
 
 struct launch_names {
@@ -239,9 +243,8 @@ static char *row_at(const struct arenas *a, const struct ember_tensor *t, uint64
 
 /* Output operand: close for floats, equal for integers. Then copies it from `want`, so that the
  * rest can be compared. */
-static void compare_output(const struct kcase *c, const struct ember_tensor *t,
-                           const struct arenas *want, struct arenas *got, const char *what,
-                           const char *isa)
+static void compare_output(float tolerance, const struct ember_tensor *t, const struct arenas *want,
+                           struct arenas *got, const char *what, const char *isa)
 {
     double most = 0;
     uint64_t n = row_bytes(t) / dtype_bytes[t->dtype];
@@ -261,7 +264,7 @@ static void compare_output(const struct kcase *c, const struct ember_tensor *t,
                 continue;
             }
             float w = ((float *)row_at(want, t, r))[i], g = ((float *)row_at(got, t, r))[i];
-            if (!(fabs((double)w - g) <= c->tolerance * most))
+            if (!(fabs((double)w - g) <= tolerance * most))
                 fail_msg("%s (%s): row %u element %llu: %.9g, not %.9g (largest %.9g)", what, isa,
                          r, (unsigned long long)i, (double)g, (double)w, most);
         }
@@ -281,13 +284,15 @@ static void compare_bytes(const struct arenas *want, const struct arenas *got, c
 static void check_reference(const struct kcase *c, enum cpu_isa isa, const char *what)
 {
     struct arenas want = arenas_copy(&c->in), got;
+    const float tolerance =
+        isa == CPU_ISA_AMX && c->tiles_tolerance > 0 ? c->tiles_tolerance : c->tolerance;
     assert_int_equal(ref_op(&c->op, (void *const *)want.data), 0);
     kcase_run(c, &c->op, isa, NULL, 0, &got);
     for (uint32_t i = 0; i < c->n_out; i++)
-        compare_output(c, &c->op.t[c->out[i]], &want, &got, what, cpu_isa_name(isa));
+        compare_output(tolerance, &c->op.t[c->out[i]], &want, &got, what, cpu_isa_name(isa));
     for (uint32_t i = 0; i < ARRAY_LEN(c->view); i++)
         if (c->view[i].rank)
-            compare_output(c, &c->view[i], &want, &got, what, cpu_isa_name(isa));
+            compare_output(tolerance, &c->view[i], &want, &got, what, cpu_isa_name(isa));
     const struct ember_tensor *ignored = &c->op.t[c->ignored];
     for (uint32_t row = 0; c->ignored && row < ignored->dim[0]; row++)
         memcpy(row_at(&got, ignored, row), row_at(&want, ignored, row), row_bytes(ignored));

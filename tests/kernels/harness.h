@@ -30,7 +30,11 @@ struct kcase {
     uint32_t
         rows[EMBER_OP_TENSORS]; /* rows of the operand a row of the op stands for; 0: not rowed */
     float tolerance;            /* of the largest magnitude in the output */
-    bool same;                  /* all variants give the same bits */
+    float tiles_tolerance; /* the same of variants that keep K and V in tiles; 0: as the others */
+    uint32_t pages;        /* of K and V, for `convert` */
+    bool same;             /* all variants give the same bits */
+    /* Brings arenas into the form of a variant (`to`), and back. */
+    void (*convert)(const struct kcase *c, enum cpu_isa isa, struct arenas *arenas, bool to);
 };
 
 /* A pseudo-random number below n; a float in -1..1; the seed is fixed for each test program. */

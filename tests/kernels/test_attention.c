@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -89,6 +90,89 @@ struct shape {
 
 static const enum ember_dtype kv_dtypes[] = {EMBER_F32, EMBER_BF16, EMBER_F16, EMBER_I8};
 
+/* What float32 loses in pages in tiles, and where a product is of two terms each. */
+#define TILES_TOLERANCE 1.2e-5f
+
+static float bf16_value(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+/* The two terms of a float in pages in tiles. */
+static void terms(float x, uint16_t ret[2])
+{
+    ret[0] = ref_to_bf16(x);
+    ret[1] = isfinite(bf16_value(ret[0])) ? ref_to_bf16(x - bf16_value(ret[0])) : 0;
+}
+
+/* What two terms can say, so that nothing is lost on the way to tiles and back. */
+static float in_terms(float x)
+{
+    uint16_t two[2];
+    terms(x, two);
+    return bf16_value(two[0]) + bf16_value(two[1]);
+}
+
+/* Where element d of a head's key (value) `slot` begins in a page in tiles, in units of bf16; of
+ * two terms the upper one, `term` elements before the lower one. */
+static uint64_t tile_place(bool value, uint32_t n_terms, uint32_t slot, uint32_t d, uint64_t *term)
+{
+    uint64_t tile = value ? d / 16 : d / 32, line = value ? slot / 2 : d % 32 / 2;
+    uint64_t column = value ? d % 16 * 2 + slot % 2 : slot * 2 + d % 2;
+    *term = value ? 8 * 32 : 16 * 32;
+    return tile * *term * n_terms + line * 32 + column;
+}
+
+/* One head's block of a page of 16 tokens, from rows to tiles or back. */
+static void convert_head(char *block, bool value, enum ember_dtype dtype, uint32_t width, bool to)
+{
+    uint32_t n_terms = dtype == EMBER_F32 ? 2 : 1, n = 16 * width;
+    uint16_t *half = x_alloc(n * 2 * n_terms);
+    float *wide = x_alloc(n * sizeof(float));
+    memcpy(half, block, n * 2 * n_terms);
+    memcpy(wide, block, n * 2 * n_terms);
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t term, at = tile_place(value, n_terms, i / width, i % width, &term);
+        uint16_t two[2];
+        if (n_terms == 1 && to)
+            memcpy(block + at * 2, half + i, 2);
+        else if (n_terms == 1)
+            memcpy(block + i * 2, half + at, 2);
+        else if (to) {
+            terms(wide[i], two);
+            memcpy(block + at * 2, &two[0], 2);
+            memcpy(block + (at + term) * 2, &two[1], 2);
+        } else {
+            float x = bf16_value(half[at]) + bf16_value(half[at + term]);
+            memcpy(block + i * 4, &x, 4);
+        }
+    }
+    free(half);
+    free(wide);
+}
+
+/* K and V pages between rows, which the reference knows, and the form of a variant. */
+static void convert_pages(const struct kcase *c, enum cpu_isa isa, struct arenas *arenas, bool to)
+{
+    bool attention = c->op.kind == EMBER_OP_ATTENTION;
+    const struct ember_tensor *k = &c->op.t[attention ? ATTN_K : SNR_K],
+                              *v = &c->op.t[attention ? ATTN_V : SNR_V];
+    if (!cpu_kv_tiles(isa, &c->op))
+        return;
+    uint64_t size = k->dtype == EMBER_F32 ? 4 : 2;
+    for (uint32_t side = 0; side < 2; side++) {
+        const struct ember_tensor *t = side ? v : k;
+        char *at = arenas->data[EMBER_ARENA_KV] + t->offset;
+        for (uint64_t page = 0; page < c->pages; page++)
+            for (uint32_t h = 0; h < t->dim[0]; h++)
+                convert_head(at + page * t->row_stride + h * 16 * t->dim[2] * size, side, t->dtype,
+                             t->dim[2], to);
+    }
+}
+
 /* K and V pages of one of two layers: K and V blocks side by side in a page. */
 static void kv_tensors(struct kcase *c, uint32_t k_slot, uint32_t v_slot, const struct shape *s,
                        uint32_t pages, enum ember_dtype dtype)
@@ -107,6 +191,14 @@ static void kv_tensors(struct kcase *c, uint32_t k_slot, uint32_t v_slot, const 
     c->op.t[v_slot] = *k;
     c->op.t[v_slot].dim[2] = s->dv;
     c->op.t[v_slot].offset += k_bytes;
+    c->convert = convert_pages;
+    c->pages = pages;
+    c->tiles_tolerance = TILES_TOLERANCE;
+    for (uint32_t p = 0; dtype == EMBER_F32 && p < pages; p++)
+        for (uint64_t i = 0; i < (k_bytes + v_bytes) / 4; i++) {
+            float *x = (float *)kcase_row(c, k_slot, p) + i;
+            *x = in_terms(*x);
+        }
     if (dtype == EMBER_F32)
         return;
     /* Other noise than that of floats: halves, or codes with scales of which some are 0. */
@@ -178,8 +270,9 @@ static void split_case(const struct shape *s, uint32_t rotary, uint32_t norm, ui
 }
 
 static const struct shape shapes[] = {
-    {4, 2, 64, 64, 16}, {2, 1, 128, 128, 16}, {3, 3, 20, 12, 16},  {8, 2, 24, 40, 5},
-    {6, 1, 17, 33, 24}, {1, 1, 2, 1, 3},      {32, 2, 80, 80, 16}, {5, 5, 96, 64, 40},
+    {4, 2, 64, 64, 16}, {2, 1, 128, 128, 16}, {3, 3, 20, 12, 16},   {8, 2, 24, 40, 5},
+    {6, 1, 17, 33, 24}, {1, 1, 2, 1, 3},      {32, 2, 80, 80, 16},  {5, 5, 96, 64, 40},
+    {6, 2, 32, 48, 16}, {5, 1, 96, 16, 16},   {2, 2, 256, 256, 16},
 };
 
 static void test_split(void **ctx)
@@ -195,7 +288,7 @@ static void test_split(void **ctx)
 }
 
 /* What is kept of K and V in each form, exactly: no norm, no rotation. */
-static void kept_case(const struct shape *s, enum ember_dtype dtype)
+static void kept_case(const struct shape *s, enum ember_dtype dtype, bool exact)
 {
     struct kcase c;
     char what[128];
@@ -216,7 +309,12 @@ static void kept_case(const struct shape *s, enum ember_dtype dtype)
             ((float *)kcase_row(&c, SNR_QKV, r))[i] = r == 2 && i % 3   ? rnd_float()
                                                       : r == 3 && i % 2 ? -INFINITY
                                                                         : odd[r];
-    const int64_t ints[] = {s->hq, s->hkv, s->dk, s->dv, 0, 0, 0, 0, s->page_size};
+    for (uint32_t r = 0; dtype == EMBER_F32 && !exact && r < n; r++)
+        for (uint32_t i = 0; i < cols; i++) {
+            float *x = (float *)kcase_row(&c, SNR_QKV, r) + i;
+            *x = in_terms(*x);
+        }
+    const int64_t ints[] = {s->hq, s->hkv, s->dk, s->dv, 0, 0, 0, 0, s->page_size, exact};
     memcpy(c.op.i, ints, sizeof(ints));
     c.op.f[SNR_F_V_SCALE] = 0.5;
     kcase_rows(&c, SNR_QKV, 1);
@@ -238,13 +336,15 @@ static void test_kept(void **ctx)
 {
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
         for (size_t j = 0; j < ARRAY_LEN(kv_dtypes); j++)
-            kept_case(&shapes[i], kv_dtypes[j]);
+            kept_case(&shapes[i], kv_dtypes[j], false);
+    kept_case(&shapes[0], EMBER_F32, true);
 }
 
 /* Prompts of several sequences and single tokens behind others, pages in a random order. */
 static void attention_case(const struct shape *s, enum ember_dtype dtype, bool parts,
                            uint32_t longest, uint32_t window, double softcap, int sinks)
 {
+    const bool exact = dtype == EMBER_F32 && longest == 100;
     struct kcase c;
     char what[128];
     uint32_t seqs = 4, per_seq = (longest + s->page_size - 1) / s->page_size + 1, n = 0,
@@ -277,8 +377,10 @@ static void attention_case(const struct shape *s, enum ember_dtype dtype, bool p
     if (sinks)
         kcase_tensor(&c, ATTN_SINKS, EMBER_ARENA_WEIGHTS, floats[sinks % 3], 2, 1, s->hq, 0, 0);
     kcase_tensor(&c, ATTN_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, s->hq * s->dv, 0);
-    const int64_t ints[] = {s->hq, s->hkv, s->dk, s->dv, s->page_size, window};
+    const int64_t ints[] = {s->hq, s->hkv, s->dk, s->dv, s->page_size, window, exact};
     memcpy(c.op.i, ints, sizeof(ints));
+    if (exact)
+        c.tiles_tolerance = 0;
     c.op.f[ATTN_F_SCALE] = 1 / sqrt(s->dk);
     c.op.f[ATTN_F_SOFTCAP] = softcap;
     kcase_rows(&c, ATTN_Q, 1);
@@ -324,13 +426,16 @@ static void test_attention(void **ctx)
 static void test_attention_parts(void **ctx)
 {
     static const uint32_t keys[] = {256, 257, 700, 8201};
-    static const struct shape narrow[] = {{4, 2, 16, 8, 16}, {3, 1, 8, 20, 16}};
+    static const struct shape narrow[] = {
+        {4, 2, 16, 8, 16}, {3, 1, 8, 20, 16}, {4, 2, 32, 16, 16}, {3, 1, 64, 48, 16}};
     for (size_t k = 0; k < ARRAY_LEN(keys); k++) {
         enum ember_dtype dtype = kv_dtypes[k % 4];
-        attention_case(&narrow[0], dtype, true, keys[k], 0, 0, (int)k % 2);
-        attention_case(&narrow[1], dtype, true, keys[k], keys[k] / 2 + 3, 0, 0);
-        attention_case(&narrow[k % 2], kv_dtypes[(k + 1) % 4], true, keys[k], 100, k % 3 ? 0 : 9,
-                       1);
+        for (size_t i = 0; i < ARRAY_LEN(narrow); i += 2) {
+            attention_case(&narrow[i], dtype, true, keys[k], 0, 0, (int)k % 2);
+            attention_case(&narrow[i + 1], dtype, true, keys[k], keys[k] / 2 + 3, 0, 0);
+            attention_case(&narrow[i + k % 2], kv_dtypes[(k + 1) % 4], true, keys[k], 100,
+                           k % 3 ? 0 : 9, 1);
+        }
     }
 }
 
@@ -338,17 +443,18 @@ static void test_attention_parts(void **ctx)
 static void test_attention_unseen(void **ctx)
 {
     struct kcase c;
-    const uint32_t page_size = 16;
-    kcase_start(&c, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS, 1);
-    kcase_tensor(&c, ATTN_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, 1, 2 * 32, 0);
+    const uint32_t page_size = 16, n = 10, first = 12;
+    kcase_start(&c, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS, n);
+    kcase_tensor(&c, ATTN_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, n, 2 * 32, 0);
     const struct shape s = {2, 1, 32, 32, page_size};
     kv_tensors(&c, ATTN_K, ATTN_V, &s, 2, EMBER_F32);
     kcase_tensor(&c, ATTN_PAGES, EMBER_ARENA_IO, EMBER_I32, 0, 2, 1, 2, 0);
     ((int32_t *)kcase_row(&c, ATTN_PAGES, 0))[1] = 1;
-    kcase_tensor(&c, ATTN_SEQ_OF, EMBER_ARENA_IO, EMBER_I32, 0, 1, 1, 0, 0);
-    kcase_tensor(&c, ATTN_POSITIONS, EMBER_ARENA_IO, EMBER_I32, 0, 1, 1, 0, 0);
-    *(int32_t *)kcase_row(&c, ATTN_POSITIONS, 0) = 21;
-    kcase_tensor(&c, ATTN_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, 1, 2 * 32, 0);
+    kcase_tensor(&c, ATTN_SEQ_OF, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
+    kcase_tensor(&c, ATTN_POSITIONS, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
+    for (uint32_t r = 0; r < n; r++)
+        *(int32_t *)kcase_row(&c, ATTN_POSITIONS, r) = (int32_t)(first + r);
+    kcase_tensor(&c, ATTN_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, 2 * 32, 0);
     for (uint32_t key = 0; key < 32; key++) {
         float *k =
             (float *)((char *)kcase_row(&c, ATTN_K, 0) + key / 16 * c.op.t[ATTN_K].row_stride) +
@@ -356,12 +462,15 @@ static void test_attention_unseen(void **ctx)
         float *v =
             (float *)((char *)kcase_row(&c, ATTN_V, 0) + key / 16 * c.op.t[ATTN_V].row_stride) +
             key % 16 * 32;
-        for (uint32_t d = 0; (key < 12 || key > 21) && d < 32; d++)
+        for (uint32_t d = 0; (key < first - 9 || key > 21) && d < 32; d++)
             k[d] = v[d] = NAN;
     }
     const int64_t ints[] = {2, 1, 32, 32, page_size, 10};
     memcpy(c.op.i, ints, sizeof(ints));
     c.op.f[ATTN_F_SCALE] = 0.2;
+    kcase_rows(&c, ATTN_Q, 1);
+    kcase_rows(&c, ATTN_SEQ_OF, 1);
+    kcase_rows(&c, ATTN_POSITIONS, 1);
     kcase_out(&c, ATTN_OUT, 1);
     kcase_check(&c, "attention, NaN in unseen keys");
     c.op.f[ATTN_F_SOFTCAP] = 3;

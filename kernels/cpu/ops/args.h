@@ -135,10 +135,11 @@ enum {
     SPL_EPS,
     SPL_W_BIAS,
     SPL_V_SCALE,
-    SPL_KV_DTYPE
+    SPL_KV_DTYPE,
+    SPL_KV_TILES /* pages in tiles (kv.h) */
 };
 
-/* attention, attention_parts, attention_join */
+/* attention, attention_parts, attention_join, attention.tiles, attention_parts.tiles */
 enum {
     ATT_Q = ARG_FIRST,
     ATT_Q_STRIDE,
@@ -168,6 +169,7 @@ enum {
     ATT_PARTS_EACH
 };
 #define ATTENTION_DIM_MAX 1024 /* of dk and dv */
+#define KV_TILES_DIM_MAX 512   /* of those of pages in tiles */
 
 /* glu; rows are the header's times GLUA_REPEAT */
 enum {

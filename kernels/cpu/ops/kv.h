@@ -137,4 +137,62 @@ INLINE void kv_narrow(const float *from, enum ember_dtype dtype, size_t n, char 
     }
 }
 
+/*
+ * Pages in tiles. A head's K (V) of a page of 16 tokens is as many bytes as in rows, of them 64 a
+ * line:
+ *
+ *   K: of each 32 of dk 16 lines; line i holds elements 2i and 2i + 1 of all 16 keys, side by side
+ *   V: of each 16 of dv 8 lines; line i holds the 16 elements of keys 2i and 2i + 1, side by side
+ *
+ * which is how a matrix unit reads bf16; dk is a multiple of 32, dv of 16. bf16 pages hold that
+ * once. float32 pages hold it twice: each 16 (8) lines of upper terms are followed by those of
+ * lower ones, whose sum is the value but for 2^-18 of it; what is not finite has a lower term of 0.
+ */
+#if VL == 16
+INLINE __m256i kv_bf16(vf x)
+{
+    const vi bits = _mm512_castps_si512(x), one = _mm512_set1_epi32(1);
+    vi even = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
+    vi up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), even);
+    vi nan = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+    up = _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), nan);
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
+}
+
+/* One of the two terms of x. */
+INLINE __m256i kv_term(vf x, int lower)
+{
+    __m256i high = kv_bf16(x);
+    if (!lower)
+        return high;
+    vf back = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(high), 16));
+    vf left = v_sub(x, back);
+    return _mm256_maskz_mov_epi16(_mm512_cmp_ps_mask(left, left, _CMP_ORD_Q), kv_bf16(left));
+}
+
+/* The key (value) of token `slot` of a page to its head's lines there; `terms` 1 or 2. */
+INLINE void kv_key_tiles(char *head, int terms, size_t slot, const float *x, size_t dk)
+{
+    const vi lines =
+        _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                           _mm512_set1_epi32(64));
+    for (size_t d = 0; d < dk; d += 32)
+        for (int term = 0; term < terms; term++, head += 1024) {
+            vi pairs = _mm512_inserti64x4(_mm512_castsi256_si512(kv_term(v_load(x + d), term)),
+                                          kv_term(v_load(x + d + 16), term), 1);
+            _mm512_i32scatter_epi32(head + slot * 4, lines, pairs, 1);
+        }
+}
+INLINE void kv_value_tiles(char *head, int terms, size_t slot, const float *x, size_t dv)
+{
+    const __mmask32 mask = slot & 1 ? 0xaaaaaaaa : 0x55555555;
+    for (size_t d = 0; d < dv; d += 16)
+        for (int term = 0; term < terms; term++, head += 512) {
+            vi wide = _mm512_cvtepu16_epi32(kv_term(v_load(x + d), term));
+            wide = _mm512_sll_epi32(wide, _mm_cvtsi32_si128(slot & 1 ? 16 : 0));
+            _mm512_mask_storeu_epi16(head + slot / 2 * 64, mask, wide);
+        }
+}
+#endif
+
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The ahead-of-time kernels: X(symbol, name, source file without .c, for which variants there is a
- * body of its own: BASE baseline, AVX2 and AVX-512, the last of which serves those beyond it, or
- * ALL).
+ * body of its own: BASE baseline, AVX2 and AVX-512, the last of which serves those beyond it, ALL,
+ * or AMX alone).
  */
 #ifndef EMBER_KERNELS_CPU_LIST_H
 #define EMBER_KERNELS_CPU_LIST_H
@@ -27,6 +27,8 @@
     X(attention, "attention", attention, BASE)                                                     \
     X(attention_parts, "attention_parts", attention, BASE)                                         \
     X(attention_join, "attention_join", attention, BASE)                                           \
+    X(attention_tiles, "attention.tiles", attention_tiles, AMX)                                    \
+    X(attention_parts_tiles, "attention_parts.tiles", attention_tiles, AMX)                        \
     X(glu, "glu", rows, BASE)                                                                      \
     X(act, "act", rows, BASE)                                                                      \
     X(moe_route, "moe_route", moe, BASE)                                                           \
@@ -49,6 +51,7 @@
 /* X(source file without .c) */
 #define CPU_SOURCES(X)                                                                             \
     X(attention)                                                                                   \
+    X(attention_tiles)                                                                             \
     X(linear)                                                                                      \
     X(linear_quant)                                                                                \
     X(measure)                                                                                     \

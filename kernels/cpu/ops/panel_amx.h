@@ -44,4 +44,18 @@ INLINE void amx_release(void)
     __asm__ volatile("tilerelease");
 }
 
+INLINE vf amx_float(__m256i bf16)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
+}
+
+/* Two bf16 whose sum is x but for 2^-17 of it. */
+INLINE void amx_split(vf x, __m256i *ret_high, __m256i *ret_low)
+{
+    __m256i high = (__m256i)_mm512_cvtneps_pbh(x);
+    vf back = amx_float(high);
+    *ret_high = high;
+    *ret_low = (__m256i)_mm512_cvtneps_pbh(v_sub(x, back));
+}
+
 #endif

@@ -9,20 +9,6 @@
 
 #include "kernels/cpu/ops/panel_amx.h"
 
-INLINE vf amx_float(__m256i bf16)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
-}
-
-/* Two bf16 whose sum is x but for 2^-17 of it. */
-INLINE void amx_split(vf x, __m256i *ret_high, __m256i *ret_low)
-{
-    __m256i high = (__m256i)_mm512_cvtneps_pbh(x);
-    vf back = amx_float(high);
-    *ret_high = high;
-    *ret_low = (__m256i)_mm512_cvtneps_pbh(v_sub(x, back));
-}
-
 /* m <= 16 rows of K floats as tiles: of each 32 of k m rows of upper terms, then m of lower ones.
  */
 INLINE void bf16_pack(const char *const *x, size_t m, size_t K, char *to)

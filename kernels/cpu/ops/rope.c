@@ -208,6 +208,24 @@ INLINE void kv_store(const uint64_t *args, char *block, size_t n, size_t at, con
     kv_narrow(x, dtype, d, block + at * d * kv_size(dtype), scales + at);
 }
 
+/* K and V of token `slot` of a page, head `head`. */
+INLINE void kv_keep(const uint64_t *args, char *k_page, char *v_page, size_t head, size_t slot,
+                    const float *k, const float *v)
+{
+    const size_t dk = SPLIT_DK, dv = SPLIT_DV, page_size = args[SPL_PAGE_SIZE];
+    const size_t rows = args[SPL_KV_HEADS] * page_size, at = head * page_size + slot;
+#if VL == 16
+    if (args[SPL_KV_TILES]) {
+        const int terms = args[SPL_KV_DTYPE] == EMBER_F32 ? 2 : 1;
+        kv_key_tiles(k_page + head * page_size * dk * 2 * (size_t)terms, terms, slot, k, dk);
+        kv_value_tiles(v_page + head * page_size * dv * 2 * (size_t)terms, terms, slot, v, dv);
+        return;
+    }
+#endif
+    kv_store(args, k_page, rows, at, k, dk);
+    kv_store(args, v_page, rows, at, v, dv);
+}
+
 INLINE void split_row(const uint64_t *args, size_t r)
 {
     const size_t dk = SPLIT_DK, dv = SPLIT_DV, q_heads = args[SPL_Q_HEADS],
@@ -229,12 +247,11 @@ INLINE void split_row(const uint64_t *args, size_t r)
         split_head(args, &q_side, h, q + h * dk, q_out + h * dk, rope);
     vf v_scale = v_set(arg_float(args[SPL_V_SCALE]));
     for (size_t h = 0; h < kv_heads; h++) {
-        float wide[ATTENTION_DIM_MAX];
-        split_head(args, &k_side, h, k + h * dk, wide, rope);
-        kv_store(args, k_out, kv_heads * page_size, h * page_size + slot, wide, dk);
+        float key[ATTENTION_DIM_MAX], value[ATTENTION_DIM_MAX];
+        split_head(args, &k_side, h, k + h * dk, key, rope);
         for (size_t i = 0; i < dv; i += VL)
-            v_put(wide + i, v_mul(v_scale, v_get(v + h * dv + i, V_LEFT(i, dv))), V_LEFT(i, dv));
-        kv_store(args, v_out, kv_heads * page_size, h * page_size + slot, wide, dv);
+            v_put(value + i, v_mul(v_scale, v_get(v + h * dv + i, V_LEFT(i, dv))), V_LEFT(i, dv));
+        kv_keep(args, k_out, v_out, h, slot, key, value);
     }
 }
 

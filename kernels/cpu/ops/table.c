@@ -17,6 +17,7 @@
 #define DECLARE(isa, symbol) void cpu_kernel_##isa##_##symbol(const uint64_t *, uint32_t, uint32_t);
 #define DECLARE_BASE(symbol) DECLARE(0, symbol) DECLARE(1, symbol) DECLARE(2, symbol)
 #define DECLARE_ALL(symbol) DECLARE_BASE(symbol) DECLARE(3, symbol) DECLARE(4, symbol)
+#define DECLARE_AMX(symbol) DECLARE(4, symbol)
 #define X(symbol, name, source, variants) DECLARE_##variants(symbol)
 CPU_KERNELS(X)
 #undef X
@@ -32,6 +33,7 @@ struct entry {
     BODY(0, symbol), BODY(1, symbol), BODY(2, symbol), BODY(2, symbol), BODY(2, symbol)
 #define BODIES_ALL(symbol)                                                                         \
     BODY(0, symbol), BODY(1, symbol), BODY(2, symbol), BODY(3, symbol), BODY(4, symbol)
+#define BODIES_AMX(symbol) NULL, NULL, NULL, NULL, BODY(4, symbol)
 static const struct entry entries[] = {
 #define X(symbol, name, source, variants)                                                          \
     {name, #symbol, {BODIES_##variants(symbol)}, &cpu_source_##source},
