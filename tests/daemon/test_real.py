@@ -139,7 +139,13 @@ class Real(unittest.TestCase):
         ours = sorted(os.sched_getaffinity(0))
         d = self.daemon("--standby=0", "--threads=1", "--pin=always", "--compile=never",
                         "--early-start=never")
-        a, b = (d.client.SpawnInstance().instance for _ in range(2))
+
+        def busy():
+            spawned = d.client.SpawnInstance()
+            self.driver(spawned).case(CASES[0])  # they are bound when they have something to do
+            return spawned.instance
+
+        a, b = busy(), busy()
         self.assertIn(int(self.cpus(a)), ours)
         self.assertIn(int(self.cpus(b)), ours)
         if len(ours) > 1:
@@ -147,11 +153,13 @@ class Real(unittest.TestCase):
         before = self.cpus(a)
         d.client.StopInstance(id=a.id)
         d.wait_until(lambda: not alive(a.pid), "it has ended")
-        self.assertEqual(self.cpus(d.client.SpawnInstance().instance), before)  # its place is free
+        self.assertEqual(self.cpus(busy()), before)  # its place is free
         free = self.daemon("--standby=0", "--pin=never", "--compile=never")
+        spawned = free.client.SpawnInstance()
+        unbound = spawned.instance
+        self.driver(spawned).case(CASES[0])
         with open("/proc/self/status") as status:
-            self.assertIn(f"Cpus_allowed_list:\t{self.cpus(free.client.SpawnInstance().instance)}\n",
-                          status.read())
+            self.assertIn(f"Cpus_allowed_list:\t{self.cpus(unbound)}\n", status.read())
 
     def test_killed_while_generating(self):
         d = self.daemon("--standby=1")
