@@ -153,7 +153,7 @@ static struct x_form x_form(const struct builder *b, const struct weight *w)
     bool bits8 = b->d->quant.int8_x || (w->made && w->quant == EMBER_QUANT_INT4);
     struct x_form form = {bits8 ? 1 : 2, 128};
     uint32_t k = w->dim[w->rank - 1];
-    if (w->quant == EMBER_QUANT_NONE || w->quant == EMBER_QUANT_FP8)
+    if (w->quant != EMBER_QUANT_INT4 && w->quant != EMBER_QUANT_INT8)
         return (struct x_form){0, 0};
     if (form.terms == 1 && w->group >= k)
         form.group = 0;
@@ -184,10 +184,10 @@ static struct ember_tensor quantize(struct builder *b, enum ember_rows rows, str
     return o->t[QUANTIZE_OUT];
 }
 
-/* What a linear over bf16 in tiles needs beside its x. */
+/* What a linear over bf16 or small floats in tiles needs beside its x. */
 static struct ember_tensor x_tmp(const struct builder *b, const struct weight *w)
 {
-    if (w->layout != EMBER_LAYOUT_TILES || w->quant)
+    if (w->layout != EMBER_LAYOUT_TILES || x_form(b, w).terms)
         return (struct ember_tensor){0};
     return narrow(b->x_tmp, (uint32_t)EMBER_X_TMP_BYTES(w->dim[w->rank - 1]));
 }
@@ -754,7 +754,7 @@ static void scratch_inputs(struct builder *b)
         }
         if (w->order_at)
             sorted = MAX(sorted, k);
-        if (w->layout == EMBER_LAYOUT_TILES && !w->quant)
+        if (w->layout == EMBER_LAYOUT_TILES && !form.terms)
             tmp = MAX(tmp, (uint32_t)EMBER_X_TMP_BYTES(k));
     }
     for (uint32_t i = 0; i < b->d->n_mlps; i++)

@@ -80,7 +80,7 @@ const struct model_info *model_info(const struct model *model);
  * be changed with whatever makes the bytes of an arena of the same shapes differ; packs of another
  * family are not read (model/pack.h).
  */
-#define WEIGHTS_FAMILY "tiles.2"
+#define WEIGHTS_FAMILY "tiles.3"
 
 /* A part of a resident tensor: rows of a checkpoint tensor copied, or a constant computed by the
  * model layer. */
