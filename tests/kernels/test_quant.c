@@ -250,6 +250,10 @@ static void test_moe_linear(void **ctx)
                 moe_case(&forms[f], 1, 8, 2, 9, K[k], per_slot, 8);
                 moe_case(&forms[f], 19, 5, 3, 13, K[k], per_slot, 4);
             }
+    for (size_t f = 0; f < ARRAY_LEN(forms); f++) {
+        moe_case(&forms[f], 150, 3, 1, 37, 96, false, 1); /* all rows to one expert */
+        moe_case(&forms[f], 5, 3, 3, 17, 64, true, 3);    /* as many as there are */
+    }
     moe_case(&forms[0], MOE_CHUNK / 8 + 1, 2, 8, 2, 32, true, 2); /* more than are sorted at once */
 }
 
