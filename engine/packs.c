@@ -31,8 +31,10 @@ char *packs_path(const char *folder, const struct checkpoint *checkpoint, const 
     name = x_strndup(slash, len);
     digest_update(state, key.bytes, sizeof key.bytes);
     digest_update_string(state, WEIGHTS_FAMILY);
-    if (quant && *quant)
+    if (quant && *quant) {
         digest_update_string(state, quant);
+        digest_update_string(state, QUANTIZE_VERSION);
+    }
     struct digest of = digest_end(state);
     return x_printf("%s/%s-%.16s.pack", folder, *name ? name : "model", digest_hex(&of, hex));
 }

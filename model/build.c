@@ -145,17 +145,21 @@ struct x_form {
 
 /*
  * One scale a token where the checkpoint says so; else as finely as the weight's own groups, at
- * most 128, in 8 bits when activations are quantised and in 16, which is as good as floats, when
- * they are not. Beside the error of our own 4 bits that of 8-bit x is small: a twentieth.
+ * most X_GROUP. 8 bits when activations are quantised, and before what is made here in 4 bits or in
+ * groups so large that x has no more error than w. 16 bits, which are as good as floats, for all
+ * else.
  */
+#define X_GROUP 128
+#define X_GROUP_MADE 256 /* where a group ends costs as much as 256 products */
+
 static struct x_form x_form(const struct builder *b, const struct weight *w)
 {
-    bool bits8 = b->d->quant.int8_x || (w->made && w->quant == EMBER_QUANT_INT4);
-    struct x_form form = {bits8 ? 1 : 2, 128};
+    bool made8 = w->made && (w->quant == EMBER_QUANT_INT4 || w->group >= X_GROUP_MADE);
+    struct x_form form = {b->d->quant.int8_x || made8 ? 1 : 2, made8 ? X_GROUP_MADE : X_GROUP};
     uint32_t k = w->dim[w->rank - 1];
-    if (w->quant != EMBER_QUANT_INT4 && w->quant != EMBER_QUANT_INT8)
+    if (w->quant == EMBER_QUANT_NONE || w->quant == EMBER_QUANT_FP8)
         return (struct x_form){0, 0};
-    if (form.terms == 1 && w->group >= k)
+    if (form.terms == 1 && w->group >= k && !w->made)
         form.group = 0;
     else if (w->group < k)
         while (w->group % form.group)
@@ -184,10 +188,10 @@ static struct ember_tensor quantize(struct builder *b, enum ember_rows rows, str
     return o->t[QUANTIZE_OUT];
 }
 
-/* What a linear over bf16 or small floats in tiles needs beside its x. */
+/* What a linear over bf16 in tiles needs beside its x. */
 static struct ember_tensor x_tmp(const struct builder *b, const struct weight *w)
 {
-    if (w->layout != EMBER_LAYOUT_TILES || x_form(b, w).terms)
+    if (w->layout != EMBER_LAYOUT_TILES || w->quant)
         return (struct ember_tensor){0};
     return narrow(b->x_tmp, (uint32_t)EMBER_X_TMP_BYTES(w->dim[w->rank - 1]));
 }
@@ -754,7 +758,7 @@ static void scratch_inputs(struct builder *b)
         }
         if (w->order_at)
             sorted = MAX(sorted, k);
-        if (w->layout == EMBER_LAYOUT_TILES && !form.terms)
+        if (w->layout == EMBER_LAYOUT_TILES && !w->quant)
             tmp = MAX(tmp, (uint32_t)EMBER_X_TMP_BYTES(k));
     }
     for (uint32_t i = 0; i < b->d->n_mlps; i++)

@@ -19,7 +19,8 @@
 #define SMALL 1024      /* values; smaller matrices are not worth an error */
 #define FEW (1u << 19)  /* smaller ones are q8 under q4: in a large model they are few bytes */
 #define GROUP 32        /* values of a scale */
-#define GROUP_LARGE 128 /* of q8 where there are many: a quarter of the work on sums */
+#define GROUP_LARGE 256 /* of q8 where there are many: an eighth of the work on sums */
+#define GROUP_HEAD 128  /* of a large head, which meets few rows and makes the logits */
 #define ROWS_AT_ONCE 16 /* their floats stay in the second-level cache */
 #define ROWS_TURNED 256 /* of a matrix that is stored transposed: each costs a read a column */
 
@@ -33,7 +34,9 @@ static const struct slot_form kinds[QUANTIZE_KIND_COUNT] = {
 /* Few weights carry more each, so small matrices have the finer groups (docs/performance.md). */
 static uint32_t group_of(const struct model *model, uint32_t i, enum quantize_kind kind)
 {
-    return kind == QUANTIZE_Q8 && model->slots[i].elements >= FEW ? GROUP_LARGE : GROUP;
+    if (kind != QUANTIZE_Q8 || model->slots[i].elements < FEW)
+        return GROUP;
+    return i == model->head ? GROUP_HEAD : GROUP_LARGE;
 }
 
 static bool may_be_made(const struct model *model, uint32_t i)

@@ -303,15 +303,13 @@ static int begin_weight(struct lowering *l, const char *family, const struct wei
         set_rows(l, at, s->x_tmp);
         return 0;
     }
-    if ((quant == EMBER_QUANT_FP8 || quant == EMBER_QUANT_FP4) && tiles && !integer) {
-        snprintf(name, sizeof(name), "%s.fp", family);
+    if (quant == EMBER_QUANT_FP8 && !tiles && !integer) {
+        snprintf(name, sizeof(name), "%s.fp8", family);
         begin(l, name, max_rows);
-        set_int(l, at, (uint64_t)quant);
-        set_tensor(l, at + 1, s->w_scale);
+        set_tensor(l, at, s->w_scale);
+        set_int(l, at + 1, row_stride(scale, layout));
         set_int(l, at + 2, scale->dtype);
-        set_int(l, at + 3, scale->dim[scale->rank - 1]);
-        set_int(l, at + 4, (uint64_t)op->i[s->group]);
-        set_rows(l, at + 5, s->x_tmp);
+        set_int(l, at + 3, (uint64_t)op->i[s->group]);
         return 0;
     }
     if (!tiles || !integer ||
@@ -371,12 +369,15 @@ static int lower_linear(struct lowering *l)
     set_int(l, LIN_K, K);
     set_float(l, LIN_SCALE, op->f[LINEAR_F_SCALE]);
     set_float(l, LIN_SOFTCAP, op->f[LINEAR_F_SOFTCAP]);
-    r = emit_x_tiles(l, op->i[LINEAR_I_QUANT] ? "x_fp" : "x_tiles", op->t[LINEAR_X_TMP].rank,
-                     (out->dim[0] + 15) / 16, 4.0 * out->dim[0] * K);
+    r = emit_x_tiles(l, "x_tiles", op->t[LINEAR_X_TMP].rank, (out->dim[0] + 15) / 16,
+                     4.0 * out->dim[0] * K);
     if (r)
         return r;
-    blocks(l, (w->dim[0] + 15) / 16 * ((uint64_t)out->dim[0] + 127) / 128,
-           (double)out->dim[0] * w->dim[0] * K);
+    const uint64_t rows = out->dim[0], panels = ((uint64_t)w->dim[0] + 15) / 16;
+    uint64_t units = panels * (rows + 127) / 128;
+    if (op->t[LINEAR_X_SCALE].rank && rows > 32) /* each turns its x into tiles */
+        units = (panels + 15) / 16 * ((rows + 255) / 256);
+    blocks(l, units, (double)rows * w->dim[0] * K);
     return 0;
 }
 
@@ -609,8 +610,7 @@ static int lower_moe_linear(struct lowering *l)
     set_int(l, MOEA_K, K);
     set_int(l, MOEA_TOPK, (uint64_t)op->i[MOE_I_TOPK]);
     set_int(l, MOEA_PER_SLOT, (uint64_t)op->i[MOE_I_PER_SLOT]);
-    r = emit_x_tiles(l, op->i[MOE_I_QUANT] ? "moe_x_fp" : "moe_x_tiles", op->t[MOE_X_TMP].rank,
-                     w->dim[0], 4.0 * rows * K);
+    r = emit_x_tiles(l, "moe_x_tiles", op->t[MOE_X_TMP].rank, w->dim[0], 4.0 * rows * K);
     if (r)
         return r;
     blocks(l, (w->dim[1] + 15) / 16 * (uint64_t)op->i[MOE_I_TOPK], rows * w->dim[1] * K);

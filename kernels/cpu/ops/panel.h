@@ -15,6 +15,7 @@
 
 #define PV (EMBER_PANEL / VL) /* vectors of a panel */
 #define PANEL_ROWS 128        /* rows of x at a time: what they are turned into fits half the L2 */
+#define INT_ROWS 512          /* the same of integers, which are smaller */
 #define PANEL_AHEAD 2048      /* bytes that a panel is fetched ahead */
 
 /* A weight, and the integers' segments. */
@@ -27,14 +28,13 @@ struct panels {
     int terms;
 };
 
-/* Rows of x with their scales and where their products go; n <= PANEL_ROWS. */
+/* Rows of x with their scales and where their products go. */
 struct panel_rows {
     size_t n;
-    const char *x[PANEL_ROWS];
-    const float *scale[PANEL_ROWS];
-    float *out[PANEL_ROWS];
+    const char *x[INT_ROWS];
+    const float *scale[INT_ROWS];
+    float *out[INT_ROWS];
     const char *tmp; /* x as bf16_pack made it */
-    size_t stride;   /* bytes from x to x where it is the same for all; 0: it is not */
 };
 
 /* Scales of group g of a panel: its v-th VL rows. FP4's codes are doubled, so its scales are
@@ -75,14 +75,14 @@ struct panel_part {
 };
 
 /*
- * Rows are cut first, into as few equal parts as PANEL_ROWS allows, then panels; parts of one range
- * of rows follow each other, so that their x stays in cache. Turn t of block b: t = 0, 1, ... until
- * false.
+ * Rows are cut first, into as few equal parts of at most `most` as there can be, then panels; parts
+ * of one range of rows follow each other, so that their x stays in cache. Turn t of block b: t = 0,
+ * 1, ... until false.
  */
-INLINE int panel_part(size_t rows, size_t panels, uint32_t block, uint32_t n_blocks, size_t turn,
-                      struct panel_part *ret)
+INLINE int panel_part(size_t rows, size_t most, size_t panels, uint32_t block, uint32_t n_blocks,
+                      size_t turn, struct panel_part *ret)
 {
-    size_t cuts = (rows + PANEL_ROWS - 1) / PANEL_ROWS;
+    size_t cuts = (rows + most - 1) / most;
     if (!cuts)
         return 0;
     size_t height = ((rows + cuts - 1) / cuts + 31) / 32 * 32;

@@ -1,14 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Integers by matrix tiles. They are exact, so few rows go by VPDPBUSD. */
+/*
+ * Integers by matrix tiles. They are exact, so few rows go by VPDPBUSD.
+ *
+ * Two tiles of x meet two panels of w: of one term 32 rows, of two terms both terms of 16. A panel
+ * pair meets the next rows for AMX_STEP_K of k at a time, so that x stays in the first-level cache
+ * while w streams out of the second. Where a segment ends, its sums become floats while the tiles
+ * of the next segment are multiplied: vectors and tiles work side by side.
+ */
 #ifndef EMBER_KERNELS_CPU_PANEL_AMX_INT_H
 #define EMBER_KERNELS_CPU_PANEL_AMX_INT_H
 
 #include "kernels/cpu/ops/panel_amx.h"
 #include "kernels/cpu/ops/panel_vnni.h"
 
-#define AMX_ROWS_LEAST 8    /* below them vectors are as quick */
-#define AMX_CHUNK 1024      /* of k, of which two panels stay in the first-level cache */
-#define AMX_X_BYTES 262144u /* of gathered x */
+#define AMX_ROWS_LEAST 8     /* below them vectors are as quick */
+#define AMX_STEP_K 512       /* of k at a time */
+#define AMX_X_BYTES 1048576u /* of x in tiles */
+#define AMX_W_BYTES 524288u  /* of w at a time, which stay in the second-level cache */
+#define AMX_PANELS 32        /* at a time */
+#define AMX_FEW 32           /* rows up to which w is read once */
 
 /* Codes of 4 bits from k on, n of them (a multiple of 32), as lines of signed bytes, less their
  * zero points. */
@@ -29,7 +39,9 @@ INLINE void amx_expand(enum ember_quant quant, const struct panels *q, size_t p,
         }
         UNROLL
         for (size_t j = 0; j < 4; j++) {
-            const vi codes = vi_load(w + (k / 8 + j) * EMBER_TILE_LINE);
+            const char *line = w + (k / 8 + j) * EMBER_TILE_LINE;
+            const vi codes = vi_load(line);
+            __builtin_prefetch(line + PANEL_AHEAD);
             vi low = _mm512_shuffle_epi8(table, vi_and(codes, nibble));
             vi high = _mm512_shuffle_epi8(table, vi_and(vi_srl16(codes, 4), nibble));
             _mm512_storeu_si512((void *)(to + j * 64), _mm512_sub_epi8(low, zero));
@@ -38,221 +50,262 @@ INLINE void amx_expand(enum ember_quant quant, const struct panels *q, size_t p,
     }
 }
 
-/* Sums of a segment to the floats of P panels: m rows of 16 of each, `low` those of the second
- * term. */
-INLINE void amx_add(const int P, const int terms, int32_t (*sums)[256], int32_t (*low)[256],
-                    size_t m, const float *const *scales, size_t s, const vf *scale, float *acc)
-{
-    for (size_t i = 0; i < m; i++) {
-        const vf of_x = v_set(scales[i][s]);
-        UNROLL
-        for (int j = 0; j < P; j++) {
-            float *at = acc + i * 32 + j * 16;
-            vi sum = vi_load(sums[j] + i * 16);
-            if (terms == 2)
-                sum = vi_add(_mm512_slli_epi32(sum, 8), vi_load(low[j] + i * 16));
-            v_store(at, v_add(v_load(at), v_mul(v_from_int(sum), v_mul(of_x, scale[j]))));
-        }
-    }
-}
-
-/* What the rows of a part have in common. */
-struct amx_part {
-    const struct panels *q;
-    enum ember_quant quant;
-    const char *x;              /* rows `stride` bytes apart */
-    size_t stride, bytes, p, n; /* bytes of k a step; panels p and, if n is 2, p + 1 */
-    const char *w[2];           /* lines of the chunk, one behind another */
-    int ahead;                  /* whether w is fetched ahead: it is read once */
+/*
+ * x as the tiles read it. A unit is 16 rows of one term: of each 64 of k 16 lines. Units of two
+ * terms are upper, lower, upper, ... of the sixteens.
+ */
+struct amx_x {
+    const char *units;
+    const float *scales; /* [segments][rows], rows a multiple of 16 */
+    size_t half, rows, n_units;
 };
 
-/* The lines that a step reads, ahead. */
-INLINE void amx_fetch(const struct amx_part *a, size_t at)
+/* n rows; scales to [segments][rows]. */
+INLINE void amx_pack(const struct panels *q, const struct panel_rows *rows, size_t first, size_t n,
+                     char *units, float *scales, struct amx_x *ret)
 {
-    for (size_t line = 0; line < a->bytes * 16; line += 64) {
-        __builtin_prefetch(a->w[0] + at + PANEL_AHEAD + line);
-        if (a->n == 2)
-            __builtin_prefetch(a->w[1] + at + PANEL_AHEAD + line);
+    const size_t half = EMBER_X8_COLUMNS(q->K), terms = (size_t)q->terms;
+    const size_t segments = (q->K + q->segment - 1) / q->segment, height = (n + 15) / 16 * 16;
+    for (size_t i = 0; i < n; i++) {
+        const char *x = rows->x[first + i];
+        char *to = units + i / 16 * terms * half * 16 + i % 16 * 64;
+        for (size_t t = 0; t < terms; t++, x += half, to += half * 16)
+            for (size_t k = 0; k < half; k += 64)
+                _mm512_store_si512((void *)(to + k * 16), vi_load(x + k));
+        for (size_t s = 0; s < segments; s++)
+            scales[s * height + i] = rows->scale[first + i][s];
+    }
+    *ret = (struct amx_x){units, scales, half, height, height / 16 * terms};
+}
+
+/* Sums of a segment that are still integers: rows `row` .. rows - 1 of them. */
+struct amx_sums {
+    const int32_t *sums; /* [units][16][32], as acc */
+    const float *scales; /* of x, one a row */
+    float *acc;          /* [32][32] */
+    vf scale[2];
+    size_t row, rows;
+    int first; /* acc has nothing yet */
+};
+
+#define AMX_ADD 4 /* rows at a time */
+
+/* Rows from .. end - 1, multiples of AMX_ADD, of sums as floats; added to acc, or the first. */
+INLINE void amx_add_rows(const int terms, const int first, const struct amx_sums *a, size_t from,
+                         size_t end)
+{
+    for (; from < end; from += AMX_ADD) {
+        UNROLL
+        for (size_t i = from; i < from + AMX_ADD; i++) {
+            const vf of_x = v_set(a->scales[i]);
+            UNROLL
+            for (size_t j = 0; j < 2; j++) {
+                vi sum = vi_load(a->sums + i * 32 + j * 16);
+                if (terms == 2)
+                    sum =
+                        vi_add(_mm512_slli_epi32(sum, 8), vi_load(a->sums + 512 + i * 32 + j * 16));
+                const vf v = v_mul(v_from_int(sum), v_mul(of_x, a->scale[j]));
+                float *acc = a->acc + i * 32 + j * 16;
+                v_store(acc, first ? v_add(v_zero(), v) : v_add(v_load(acc), v));
+            }
+        }
     }
 }
-
-/* Scales of group g of the panels. */
-INLINE void amx_scales(const struct amx_part *a, size_t g, vf *ret)
+INLINE void amx_add(const int terms, struct amx_sums *a, size_t end)
 {
-    ret[0] = panel_scale(a->q, a->p, g, 0, a->quant);
-    ret[1] = a->n == 2 ? panel_scale(a->q, a->p + 1, g, 0, a->quant) : v_zero();
+    if (a->first)
+        amx_add_rows(terms, 1, a, a->row, end);
+    else
+        amx_add_rows(terms, 0, a, a->row, end);
+    a->row = end;
 }
 
-/* k .. end - 1 of one term for up to 32 rows: rows r .. r + m - 1, m > 16 or not. */
-INLINE void amx_one(const struct amx_part *a, size_t r, size_t m, size_t first, size_t k,
-                    size_t end, const float *const *scales, float *acc)
+/* What a block of panels has in common for all rows. */
+struct amx_block {
+    const struct panels *q;
+    const char *w;       /* lines of the first panel, */
+    size_t panel_bytes;  /* from which those of the next are as far */
+    size_t p, n;         /* panels */
+    size_t bytes, chunk; /* of k a step; of k at a time */
+    const char *next;    /* what is fetched meanwhile, */
+    size_t fetch;        /* bytes of each 2048 of w */
+    const float *scales; /* [panels][groups][16] */
+};
+
+/*
+ * k .. end - 1, one segment, of two panels for the units at x, while the segment before becomes
+ * floats.
+ */
+INLINE void amx_segment(const int terms, const int units, const struct amx_block *b, const char *x,
+                        size_t half, const char *w0, const char *w1, size_t k, size_t end,
+                        const char *next, struct amx_sums *before, int32_t *sums)
 {
-    _Alignas(64) int32_t sums[4][256];
-    const size_t s = k / a->q->segment, g = k / a->q->group;
-    const char *x = a->x + r * a->stride, *y = x + 16 * a->stride;
-    const int two = a->n == 2, high = m > 16;
+    const size_t steps = (end - k + b->bytes - 1) / b->bytes;
+    const size_t share = (before->rows / AMX_ADD + steps - 1) / steps * AMX_ADD;
+    const char *y = x + half * 16;
     AMX_ZERO(0);
     AMX_ZERO(1);
     AMX_ZERO(2);
     AMX_ZERO(3);
-    for (; k < end; k += a->bytes) {
-        const size_t at = (k - first) * 16;
-        if (a->ahead)
-            amx_fetch(a, at);
-        AMX_LOAD(4, x + k, a->stride);
-        AMX_LOAD(6, a->w[0] + at, 64);
+    for (; k < end; k += b->bytes) {
+        const size_t at = k / 64 * 1024 + k % 64;
+        const size_t stop = before->row + share;
+        for (size_t i = 0; i < b->fetch; i += 64)
+            __builtin_prefetch(next + k * 32 + i, 0, 2);
+        AMX_LOAD(4, x + at, 64);
+        AMX_LOAD(6, w0 + k * 16, 64);
         AMX_INT8(0, 4, 6);
-        if (two) {
-            AMX_LOAD(7, a->w[1] + at, 64);
-            AMX_INT8(1, 4, 7);
-        }
-        if (high) {
-            AMX_LOAD(5, y + k, a->stride);
-            AMX_INT8(2, 5, 6);
-            if (two)
+        AMX_LOAD(7, w1 + k * 16, 64);
+        AMX_INT8(1, 4, 7);
+        if (units == 2) {
+            AMX_LOAD(5, y + at, 64);
+            if (terms == 2) {
+                AMX_UINT8(2, 5, 6);
+                AMX_UINT8(3, 5, 7);
+            } else {
+                AMX_INT8(2, 5, 6);
                 AMX_INT8(3, 5, 7);
+            }
         }
+        amx_add(terms, before, stop < before->rows ? stop : before->rows);
     }
-    AMX_STORE(0, sums[0], 64);
-    AMX_STORE(1, sums[1], 64);
-    if (high) {
-        AMX_STORE(2, sums[2], 64);
-        AMX_STORE(3, sums[3], 64);
+    AMX_STORE(0, sums, 128);
+    AMX_STORE(1, sums + 16, 128);
+    if (units == 2) {
+        AMX_STORE(2, sums + 512, 128);
+        AMX_STORE(3, sums + 528, 128);
     }
-    vf scale[2];
-    amx_scales(a, g, scale);
-    const size_t first_rows = high ? 16 : m;
-    if (two)
-        amx_add(2, 1, sums, sums, first_rows, scales + r, s, scale, acc + r * 32);
-    else
-        amx_add(1, 1, sums, sums, first_rows, scales + r, s, scale, acc + r * 32);
-    if (high && two)
-        amx_add(2, 1, sums + 2, sums, m - 16, scales + r + 16, s, scale, acc + (r + 16) * 32);
-    else if (high)
-        amx_add(1, 1, sums + 2, sums, m - 16, scales + r + 16, s, scale, acc + (r + 16) * 32);
 }
 
-/* The same with x in two terms, for up to 16 rows. */
-INLINE void amx_two(const struct amx_part *a, size_t r, size_t m, size_t first, size_t k,
-                    size_t end, const float *const *scales, float *acc)
+/* Up to two units of x, m rows, against all panels of a block, to acc [pairs][32][32]. */
+INLINE void amx_units(const int terms, const int units, const struct amx_block *b,
+                      const struct amx_x *x, size_t unit, size_t m, const char *next, float *acc)
 {
-    _Alignas(64) int32_t sums[4][256];
-    const size_t s = k / a->q->segment, g = k / a->q->group, half = EMBER_X8_COLUMNS(a->q->K);
-    const char *x = a->x + r * a->stride;
-    const int two = a->n == 2;
-    AMX_ZERO(0);
-    AMX_ZERO(1);
-    AMX_ZERO(2);
-    AMX_ZERO(3);
-    for (; k < end; k += a->bytes) {
-        const size_t at = (k - first) * 16;
-        if (a->ahead)
-            amx_fetch(a, at);
-        AMX_LOAD(4, x + k, a->stride);
-        AMX_LOAD(5, x + half + k, a->stride);
-        AMX_LOAD(6, a->w[0] + at, 64);
-        AMX_INT8(0, 4, 6);
-        AMX_UINT8(2, 5, 6);
-        if (two) {
-            AMX_LOAD(7, a->w[1] + at, 64);
-            AMX_INT8(1, 4, 7);
-            AMX_UINT8(3, 5, 7);
+    _Alignas(64) int32_t sums[2][1024];
+    const struct panels *q = b->q;
+    const char *rows = x->units + unit * x->half * 16;
+    const float *scales = x->scales + unit / (size_t)terms * 16;
+    struct amx_sums before = {.rows = 0};
+    int turn = 0;
+    for (size_t first = 0, stop; first < q->K; first = stop) {
+        stop = q->K - first < b->chunk ? q->K : first + b->chunk;
+        for (size_t j = 0; j < b->n; j += 2) {
+            const char *w0 = b->w + j * b->panel_bytes, *w1 = w0 + b->panel_bytes;
+            const float *s0 = b->scales + j * q->groups * 16, *s1 = s0 + q->groups * 16;
+            if (j + 1 == b->n) { /* the same again, for nobody */
+                w1 = w0;
+                s1 = s0;
+            }
+            for (size_t k = first, end; k < stop; k = end, turn = !turn) {
+                end = stop - k < q->segment ? stop : k + q->segment;
+                amx_segment(terms, units, b, rows, x->half, w0, w1, k, end,
+                            next + j * b->panel_bytes, &before, sums[turn]);
+                before.sums = sums[turn];
+                before.scales = scales + k / q->segment * x->rows;
+                before.acc = acc + j * 512;
+                before.scale[0] = v_load(s0 + k / q->group * 16);
+                before.scale[1] = v_load(s1 + k / q->group * 16);
+                before.first = !k;
+                before.row = 0;
+                before.rows = (m + AMX_ADD - 1) / AMX_ADD * AMX_ADD;
+            }
         }
     }
-    AMX_STORE(0, sums[0], 64);
-    AMX_STORE(1, sums[1], 64);
-    AMX_STORE(2, sums[2], 64);
-    AMX_STORE(3, sums[3], 64);
-    vf scale[2];
-    amx_scales(a, g, scale);
-    if (two)
-        amx_add(2, 2, sums, sums + 2, m, scales + r, s, scale, acc + r * 32);
-    else
-        amx_add(1, 2, sums, sums + 2, m, scales + r, s, scale, acc + r * 32);
+    amx_add(terms, &before, before.rows);
 }
 
-/* One chunk of k of two panels: all rows over it, while it is in the first-level cache. */
-INLINE void amx_chunk(const struct amx_part *a, size_t n, size_t first, size_t end,
-                      const float *const *scales, float *acc)
+/* A row of sums of a block. */
+INLINE void amx_put_row(const struct amx_block *b, const float *acc, float *out,
+                        const struct post *post)
 {
-    const size_t height = a->q->terms == 2 ? 16 : 32;
-    size_t shape = 0;
-    for (size_t r = 0, m; r < n; r += m) {
-        m = n - r < height ? n - r : height;
-        if (m != shape)
-            amx_configure(m < 16 ? m : 16, a->q->terms == 2 ? m : m > 16 ? m - 16 : 1, a->bytes);
-        shape = m;
-        for (size_t k = first, stop; k < end; k = stop) {
-            stop = end - k < a->q->segment ? end : k + a->q->segment;
-            if (a->q->terms == 2)
-                amx_two(a, r, m, first, k, stop, scales, acc);
-            else
-                amx_one(a, r, m, first, k, stop, scales, acc);
-        }
+    const size_t n = b->p * EMBER_PANEL;
+    const int plain = !post->b && post->scale == 1 && !(post->softcap > 0);
+    for (size_t j = 0; j < b->n; j++) {
+        vf v = v_load(acc + j / 2 * 1024 + j % 2 * 16);
+        if (plain && (b->p + j + 1) * EMBER_PANEL <= b->q->N)
+            v_store(out + n + j * EMBER_PANEL, v);
+        else
+            panel_put(b->q, b->p + j, out, &v, post);
     }
 }
 
-/* n <= PANEL_ROWS rows of x, `stride` bytes apart. */
-INLINE void amx_rows(enum ember_quant quant, const struct panels *q, const char *x, size_t stride,
-                     size_t n, const float *const *scales, float *const *out, struct range panels,
+/* All rows of x against a block of panels. */
+INLINE void amx_rows(const struct amx_block *b, const struct amx_x *x, size_t n, float *const *out,
                      const struct post *post)
 {
-    _Alignas(64) char lines[2][AMX_CHUNK * EMBER_PANEL];
-    _Alignas(64) float acc[PANEL_ROWS * 32];
-    const int four = quant != EMBER_QUANT_INT8;
-    const size_t chunk = q->segment > AMX_CHUNK ? q->segment : AMX_CHUNK / q->segment * q->segment;
-    struct amx_part a = {
-        .q = q, .quant = quant, .x = x, .stride = stride, .bytes = q->segment % 64 ? 32 : 64};
-    a.ahead = !four && n <= 32;
-    if (q->segment >= q->K)
-        a.bytes = 64;
-    for (a.p = panels.first; a.p < panels.end; a.p += a.n) {
-        a.n = panels.end - a.p < 2 ? 1 : 2;
-        for (size_t i = 0; i < n; i++) {
-            v_store(acc + i * 32, v_zero());
-            v_store(acc + i * 32 + 16, v_zero());
-        }
-        for (size_t k = 0, end; k < q->K; k = end) {
-            end = q->K - k < chunk ? q->K : k + chunk;
-            for (size_t j = 0; j < a.n; j++) {
-                a.w[j] = q->w + (a.p + j) * q->panel_bytes + k * EMBER_PANEL;
-                if (!four)
-                    continue;
-                /* A step of 64 may read behind them: x is zero there. */
-                amx_expand(quant, q, a.p + j, k, (end - k + 31) / 32 * 32, lines[j]);
-                a.w[j] = lines[j];
-            }
-            amx_chunk(&a, n, k, end, scales, acc);
-        }
-        for (size_t i = 0; i < n; i++)
-            for (size_t j = 0; j < a.n; j++) {
-                vf v = v_load(acc + i * 32 + j * 16);
-                panel_put(q, a.p + j, out[i], &v, post);
-            }
+    _Alignas(64) float acc[AMX_PANELS / 2 * 1024];
+    const size_t height = b->q->terms == 2 ? 16 : 32;
+    size_t shape = 0, unit = 0;
+    for (size_t r = 0, m; r < n; r += m, unit += 2) {
+        const char *next = b->next + r / height * b->fetch;
+        m = n - r < height ? n - r : height;
+        if (m != shape)
+            amx_configure(m < 16 ? m : 16, b->q->terms == 2 ? m : m > 16 ? m - 16 : 1, b->bytes);
+        shape = m;
+        if (b->q->terms == 2)
+            amx_units(2, 2, b, x, unit, m, next, acc);
+        else if (m > 16)
+            amx_units(1, 2, b, x, unit, m, next, acc);
+        else
+            amx_units(1, 1, b, x, unit, m, next, acc);
+        for (size_t i = 0; i < m; i++)
+            amx_put_row(b, acc + i * 32, out[r + i], post);
     }
-    amx_release();
+}
+
+/* n rows of x against some panels. */
+INLINE void amx_panels(enum ember_quant quant, const struct panels *q, const struct amx_x *x,
+                       size_t n, float *const *out, struct range panels, const struct post *post)
+{
+    _Alignas(64) char lines[AMX_W_BYTES];
+    _Alignas(64) float scales[AMX_W_BYTES / 32];
+    const int four = quant != EMBER_QUANT_INT8;
+    const size_t height = q->terms == 2 ? 16 : 32, groups = (n + height - 1) / height;
+    const size_t half = EMBER_X8_COLUMNS(q->K), fit = AMX_W_BYTES / (half * 16) / 2 * 2;
+    size_t most = n <= AMX_FEW && four ? 2 : fit > AMX_PANELS ? AMX_PANELS : fit;
+    struct amx_block b = {.q = q, .bytes = q->segment % 64 ? 32 : 64, .scales = scales};
+    if (q->segment >= q->K)
+        b.bytes = 64;
+    if (most < 2)
+        most = 2;
+    b.chunk = q->segment > AMX_STEP_K ? q->segment : AMX_STEP_K / q->segment * q->segment;
+    b.panel_bytes = four ? half * 16 : q->panel_bytes;
+    b.fetch = four ? 0 : (groups > 32 ? 64 : 2048 / groups / 64 * 64) * b.bytes / 64;
+    for (b.p = panels.first; b.p < panels.end; b.p += b.n) {
+        b.n = panels.end - b.p < most ? panels.end - b.p : most;
+        b.w = q->w + b.p * q->panel_bytes;
+        b.next = b.w + (n <= AMX_FEW ? 2 : b.n) * q->panel_bytes;
+        if (four) { /* a step of 64 may read behind them: x is zero there */
+            b.w = lines;
+            for (size_t j = 0; j < b.n; j++)
+                amx_expand(quant, q, b.p + j, 0, (q->K + 31) / 32 * 32, lines + j * half * 16);
+        }
+        for (size_t j = 0; j < b.n; j++)
+            for (size_t g = 0; g < q->groups; g++)
+                v_store(scales + (j * q->groups + g) * 16, panel_scale(q, b.p + j, g, 0, quant));
+        amx_rows(&b, x, n, out, post);
+    }
 }
 
 static __attribute__((unused)) void int_amx(enum ember_quant quant, const struct panels *q,
                                             const struct panel_rows *rows, struct range panels,
                                             const struct post *post)
 {
-    _Alignas(64) char gathered[AMX_X_BYTES];
-    const size_t row = EMBER_X8_COLUMNS(q->K) * (size_t)q->terms;
-    const size_t most = rows->stride ? rows->n : AMX_X_BYTES / row;
-    if (rows->n < AMX_ROWS_LEAST || most < 16 ||
-        (quant != EMBER_QUANT_INT8 && q->segment > AMX_CHUNK)) {
+    _Alignas(64) char units[AMX_X_BYTES];
+    _Alignas(64) float scales[AMX_X_BYTES / 32];
+    const size_t half = EMBER_X8_COLUMNS(q->K);
+    const size_t most = AMX_X_BYTES / (half * (size_t)q->terms) / 32 * 32;
+    if (rows->n < AMX_ROWS_LEAST || !most || half * 32 > AMX_W_BYTES) {
         int_vnni(quant, q, rows, panels, post);
         return;
     }
     for (size_t r = 0, n; r < rows->n; r += n) {
+        struct amx_x x;
         n = rows->n - r < most ? rows->n - r : most;
-        if (!rows->stride)
-            for (size_t i = 0; i < n; i++)
-                __builtin_memcpy(gathered + i * row, rows->x[r + i], row);
-        amx_rows(quant, q, rows->stride ? rows->x[r] : gathered, rows->stride ? rows->stride : row,
-                 n, rows->scale + r, rows->out + r, panels, post);
+        amx_pack(q, rows, r, n, units, scales, &x);
+        amx_panels(quant, q, &x, n, rows->out + r, panels, post);
     }
+    amx_release();
 }
 
 #endif
