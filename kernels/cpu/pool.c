@@ -329,6 +329,8 @@ static void *worker(void *arg)
     pthread_setname_np(pthread_self(), "ember-pool");
     if (pool->places)
         cpus_bind(&pool->places[w.index]);
+    else
+        cpus_unbind(); /* who started this may be bound for another pool */
     while (!atomic_load(&pool->stop)) {
         if (!is_active(pool, &w))
             wait_active(pool, &w);

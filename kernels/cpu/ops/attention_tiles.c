@@ -483,21 +483,27 @@ INLINE void few_chunk(const int NQ, const int planes, const int masked, const st
 
 /* ---- parts ---- */
 
-/* The chunk's pages of which some query sees the keys from .. to - 1; the next ones are fetched
- * when there are keys before `end`. */
+/*
+ * The chunk's pages of which some query sees the keys from .. to - 1. What is fetched meanwhile:
+ * the pages of the next chunk when there are keys before `end`, else V while K is used, and the
+ * next head's K, which is behind this one's and is used next, while V is.
+ */
 INLINE struct pages chunk_pages(const uint64_t *args, const struct kv *kv, size_t chunk,
-                                size_t from, size_t to, size_t end)
+                                size_t from, size_t to, size_t end, size_t k_bytes)
 {
     struct pages pages = {.first = (from - chunk) / PAGE, .end = (to - chunk + PAGE - 1) / PAGE};
     for (size_t i = pages.first; i < pages.end; i++) {
-        size_t at = chunk / PAGE + i, next = at + PAGES;
-        next = next * PAGE < end ? next : at;
-        at = (size_t)(uint32_t)kv->pages[at];
-        next = (size_t)(uint32_t)kv->pages[next];
-        pages.k[i] = kv->k + at * args[ATT_K_PAGE_STRIDE];
-        pages.v[i] = kv->v + at * args[ATT_V_PAGE_STRIDE];
-        pages.next_k[i] = kv->k + next * args[ATT_K_PAGE_STRIDE];
-        pages.next_v[i] = kv->v + next * args[ATT_V_PAGE_STRIDE];
+        const size_t at = chunk / PAGE + i, next = at + PAGES;
+        const size_t here = (size_t)(uint32_t)kv->pages[at];
+        pages.k[i] = kv->k + here * args[ATT_K_PAGE_STRIDE];
+        pages.v[i] = kv->v + here * args[ATT_V_PAGE_STRIDE];
+        pages.next_k[i] = pages.v[i];
+        pages.next_v[i] = pages.k[i] + k_bytes;
+        if (next * PAGE < end) {
+            const size_t there = (size_t)(uint32_t)kv->pages[next];
+            pages.next_k[i] = kv->k + there * args[ATT_K_PAGE_STRIDE];
+            pages.next_v[i] = kv->v + there * args[ATT_V_PAGE_STRIDE];
+        }
     }
     return pages;
 }
@@ -525,9 +531,9 @@ INLINE void part_chunks(const int few, const int M, const int planes, const int 
                                        _mm256_setzero_si256());
     }
     for (size_t chunk = first / CHUNK * CHUNK; chunk < end; chunk += CHUNK) {
-        const struct pages pages =
-            chunk_pages(args, kv, chunk, chunk > first ? chunk : first,
-                        chunk + CHUNK < end ? chunk + CHUNK : end, query[n - 1].end);
+        const struct pages pages = chunk_pages(args, kv, chunk, chunk > first ? chunk : first,
+                                               chunk + CHUNK < end ? chunk + CHUNK : end,
+                                               query[n - 1].end, dk * PAGE * 2 * (size_t)planes);
         if (few) {
             few_chunk(few, planes, masked, kv, room, query, chunk, &pages, dk, dv);
             continue;
