@@ -196,6 +196,18 @@ static uint32_t cols_of(const struct check *c, int slot)
     return c->op->t[slot].dim[1];
 }
 
+/* The columns of `out` in the form of a backend's own products. */
+static void check_x_tmp(struct check *c, int slot, const char *name, enum access access,
+                        uint64_t rows, uint64_t k)
+{
+    const struct ember_tensor *t = &c->op->t[slot];
+    operand(c, slot, name, access, 2, rows, EMBER_X_TMP_BYTES(k), 0);
+    if (!c->failed && t->dtype != EMBER_U8)
+        fail(c, "%s is %s, not u8", name, dtype_name(t->dtype));
+    if (!c->failed && (t->offset % EMBER_TILE_LINE || t->row_stride != EMBER_X_TMP_BYTES(k)))
+        fail(c, "%s is not packed, or not aligned", name);
+}
+
 static void check_norm(struct check *c)
 {
     uint32_t d = cols_of(c, NORM_X);
@@ -213,6 +225,10 @@ static void check_norm(struct check *c)
     if (delta)
         act(c, NORM_DELTA, "delta", IN, c->n, d);
     distinct(c, NORM_OUT, NORM_X);
+    if (absent(c, NORM_OUT_X))
+        return;
+    check_x_tmp(c, NORM_OUT_X, "out x", OUT, c->n, d);
+    distinct(c, NORM_OUT_X, -1);
 }
 
 static void check_add(struct check *c)
@@ -369,12 +385,8 @@ static void check_product(struct check *c, const struct weight_slots *s, uint64_
         op->t[s->w].dtype == EMBER_BF16)
         fail(c, "bf16 in rows is for tables alone");
     if (quant == EMBER_QUANT_NONE && op->i[s->layout] == EMBER_LAYOUT_TILES) {
-        operand(c, s->x_tmp, "x tmp", OUT, 2, x_rows, EMBER_X_TMP_BYTES(k), 0);
-        part_dtype(c, s->x_tmp, "x tmp", EMBER_U8);
+        check_x_tmp(c, s->x_tmp, "x tmp", OUT, x_rows, k);
         distinct(c, s->x_tmp, -1);
-        if (!c->failed && (op->t[s->x_tmp].offset % EMBER_TILE_LINE ||
-                           op->t[s->x_tmp].row_stride != EMBER_X_TMP_BYTES(k)))
-            fail(c, "x tmp is not packed, or not aligned");
     } else if (!absent(c, s->x_tmp))
         fail(c, "an x tmp for a weight that needs none");
 }
@@ -396,6 +408,63 @@ static void check_embed(struct check *c)
     act(c, EMBED_OUT, "out", OUT, c->n, d);
 }
 
+/* The operands that a kind writes, KV apart; ends with -1. */
+static const int8_t outputs[EMBER_OP_COUNT][5] = {
+    [EMBER_OP_EMBED] = {EMBED_OUT, -1},
+    [EMBER_OP_NORM] = {NORM_OUT, NORM_X, NORM_OUT_X, -1},
+    [EMBER_OP_ADD] = {ADD_X, -1},
+    [EMBER_OP_LINEAR] = {LINEAR_OUT, LINEAR_X_TMP, LINEAR_GATE_UP, LINEAR_OUT_X, -1},
+    [EMBER_OP_ROPE_TABLE] = {ROPE_OUT, -1},
+    [EMBER_OP_SPLIT_NORM_ROPE] = {SNR_Q, -1},
+    [EMBER_OP_ATTENTION] = {ATTN_OUT, -1},
+    [EMBER_OP_GLU] = {GLU_OUT, -1},
+    [EMBER_OP_ACT] = {ACT_OUT, -1},
+    [EMBER_OP_MOE_ROUTE] = {ROUTE_IDS, ROUTE_WEIGHTS, -1},
+    [EMBER_OP_MOE_LINEAR] = {MOE_OUT, -1},
+    [EMBER_OP_MOE_COMBINE] = {COMBINE_OUT, -1},
+    [EMBER_OP_GATHER] = {GATHER_OUT, -1},
+    [EMBER_OP_COPY] = {COPY_OUT, -1},
+    [EMBER_OP_ARGMAX] = {ARGMAX_OUT, -1},
+    [EMBER_OP_PERMUTE] = {PERMUTE_OUT, -1},
+    [EMBER_OP_QUANTIZE] = {QUANTIZE_OUT, QUANTIZE_SCALE, -1},
+};
+
+static bool writes_over(const struct ember_op *op, const struct ember_tensor *t)
+{
+    for (const int8_t *slot = outputs[op->kind]; *slot >= 0; slot++) {
+        bool reads =
+            *slot == LINEAR_X_TMP && op->kind == EMBER_OP_LINEAR && op->i[LINEAR_I_X_READY];
+        if (!reads && overlap(&op->t[*slot], t))
+            return true;
+    }
+    return false;
+}
+
+static bool same_tensor(const struct ember_tensor *a, const struct ember_tensor *b)
+{
+    return !memcmp(a, b, sizeof *a);
+}
+
+/* x and its other form must be what one op of the same segment put there last. */
+static void handed_over(struct check *c)
+{
+    const struct ember_tensor *x = &c->op->t[LINEAR_X], *tmp = &c->op->t[LINEAR_X_TMP];
+    for (const struct ember_op *op = c->op; tmp->rank && op-- > c->plan->ops && !c->failed;) {
+        if (op->segment != c->op->segment)
+            break;
+        if (!writes_over(op, x) && !writes_over(op, tmp))
+            continue;
+        if (op->rows == c->op->rows &&
+            ((op->kind == EMBER_OP_NORM && same_tensor(&op->t[NORM_OUT], x) &&
+              same_tensor(&op->t[NORM_OUT_X], tmp)) ||
+             (op->kind == EMBER_OP_LINEAR && same_tensor(&op->t[LINEAR_OUT], x) &&
+              same_tensor(&op->t[LINEAR_OUT_X], tmp))))
+            return;
+        break;
+    }
+    fail(c, "x was not handed over by an op before it");
+}
+
 static void check_linear(struct check *c)
 {
     static const struct weight_slots slots = {
@@ -403,12 +472,27 @@ static void check_linear(struct check *c)
         LINEAR_X_SCALE,  LINEAR_X_TMP, LINEAR_I_QUANT,   LINEAR_I_GROUP,
         LINEAR_I_LAYOUT, LINEAR_I_K,   LINEAR_I_X_GROUP, LINEAR_I_X_TERMS,
     };
-    uint32_t n = c->op->t[LINEAR_W].dim[0];
+    uint32_t n = c->op->t[LINEAR_W].dim[0], out = n;
     check_product(c, &slots, c->n, 2, 0, n);
     if (!absent(c, LINEAR_B))
         weight(c, LINEAR_B, "bias", 1, n, 0, 0);
-    act(c, LINEAR_OUT, "out", OUT, c->n, n);
+    if (int_in(c, LINEAR_I_GLU, "gating", EMBER_GLU_NONE, EMBER_GLU_PAIRS)) {
+        int_in(c, LINEAR_I_ACT, "activation", EMBER_ACT_SILU, EMBER_ACT_RELU2);
+        if (n % 2)
+            fail(c, "%u rows of gate and up", n);
+        out = n / 2;
+        act(c, LINEAR_GATE_UP, "gate and up", OUT, c->n, n);
+        distinct(c, LINEAR_GATE_UP, -1);
+    } else if (!absent(c, LINEAR_GATE_UP))
+        fail(c, "room for gate and up of a linear without");
+    act(c, LINEAR_OUT, "out", OUT, c->n, out);
     distinct(c, LINEAR_OUT, -1);
+    if (!absent(c, LINEAR_OUT_X)) {
+        check_x_tmp(c, LINEAR_OUT_X, "out x", OUT, c->n, out);
+        distinct(c, LINEAR_OUT_X, -1);
+    }
+    if (int_in(c, LINEAR_I_X_READY, "x ready", 0, 1))
+        handed_over(c);
 }
 
 static void check_rope_table(struct check *c)
@@ -587,35 +671,6 @@ static void check_moe_route(struct check *c)
     distinct(c, ROUTE_WEIGHTS, -1);
 }
 
-/* The operands that a kind writes, KV apart; ends with -1. */
-static const int8_t outputs[EMBER_OP_COUNT][3] = {
-    [EMBER_OP_EMBED] = {EMBED_OUT, -1},
-    [EMBER_OP_NORM] = {NORM_OUT, NORM_X, -1},
-    [EMBER_OP_ADD] = {ADD_X, -1},
-    [EMBER_OP_LINEAR] = {LINEAR_OUT, -1},
-    [EMBER_OP_ROPE_TABLE] = {ROPE_OUT, -1},
-    [EMBER_OP_SPLIT_NORM_ROPE] = {SNR_Q, -1},
-    [EMBER_OP_ATTENTION] = {ATTN_OUT, -1},
-    [EMBER_OP_GLU] = {GLU_OUT, -1},
-    [EMBER_OP_ACT] = {ACT_OUT, -1},
-    [EMBER_OP_MOE_ROUTE] = {ROUTE_IDS, ROUTE_WEIGHTS, -1},
-    [EMBER_OP_MOE_LINEAR] = {MOE_OUT, -1},
-    [EMBER_OP_MOE_COMBINE] = {COMBINE_OUT, -1},
-    [EMBER_OP_GATHER] = {GATHER_OUT, -1},
-    [EMBER_OP_COPY] = {COPY_OUT, -1},
-    [EMBER_OP_ARGMAX] = {ARGMAX_OUT, -1},
-    [EMBER_OP_PERMUTE] = {PERMUTE_OUT, -1},
-    [EMBER_OP_QUANTIZE] = {QUANTIZE_OUT, QUANTIZE_SCALE, -1},
-};
-
-static bool writes_over(const struct ember_op *op, const struct ember_tensor *t)
-{
-    for (const int8_t *slot = outputs[op->kind]; *slot >= 0; slot++)
-        if (overlap(&op->t[*slot], t))
-            return true;
-    return false;
-}
-
 /* Expert ids index the weights, so they must be what a router of the same segment put there last.
  */
 static void routed_ids(struct check *c)
@@ -627,7 +682,7 @@ static void routed_ids(struct check *c)
         if (!writes_over(op, ids))
             continue;
         if (op->kind == EMBER_OP_MOE_ROUTE && op->rows == c->op->rows &&
-            !memcmp(&op->t[ROUTE_IDS], ids, sizeof *ids) &&
+            same_tensor(&op->t[ROUTE_IDS], ids) &&
             op->t[ROUTE_LOGITS].dim[1] <= c->op->t[MOE_W].dim[0])
             return;
         break;

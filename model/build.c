@@ -33,8 +33,11 @@ struct builder {
         shared, shared_gate;
     struct ember_tensor gathered, final, argmax_parts;
     double linear_scale, linear_softcap;
-    /* x of a linear whose weight asks for another form; room for the backend's own */
-    struct ember_tensor sorted, x8, x8_scale, x_tmp;
+    /* x of a linear whose weight asks for another form; room for the backend's own, of an MLP's
+     * inner activations beside that of what it reads */
+    struct ember_tensor sorted, x8, x8_scale, x_tmp, inner_tmp;
+    /* x that was last handed over in the backend's form, and where; rank 0: none */
+    struct ember_tensor handed, handed_tmp;
 };
 
 /* Ops go nowhere once something has failed: the caller still gets one to fill in. */
@@ -122,13 +125,14 @@ static struct ember_tensor logits_tensor(const struct builder *b)
 
 static void norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
                  const struct ember_tensor *delta, struct ember_tensor w, struct ember_tensor bias,
-                 struct ember_tensor out)
+                 struct ember_tensor out, struct ember_tensor out_x)
 {
     struct ember_op *o = op(b, EMBER_OP_NORM, rows);
     o->t[NORM_X] = x;
     o->t[NORM_W] = w;
     o->t[NORM_B] = bias;
     o->t[NORM_OUT] = out;
+    o->t[NORM_OUT_X] = out_x;
     o->i[NORM_I_KIND] = b->d->norm;
     o->f[NORM_F_EPS] = b->d->eps;
     o->f[NORM_F_W_BIAS] = b->d->norm_w_bias;
@@ -196,6 +200,26 @@ static struct ember_tensor x_tmp(const struct builder *b, const struct weight *w
     return narrow(b->x_tmp, (uint32_t)EMBER_X_TMP_BYTES(w->dim[w->rank - 1]));
 }
 
+/*
+ * x, which is about to be made, goes to the linear over a layer's weight, and to nobody else: what
+ * OUT_X is. LAYER_WEIGHT_COUNT: to others, too.
+ */
+static struct ember_tensor hand_over(struct builder *b, struct ember_tensor x,
+                                     enum layer_weight reader, struct ember_tensor room)
+{
+    struct ember_tensor none = {0};
+    const struct weight *w;
+    b->handed = none;
+    if (reader == LAYER_WEIGHT_COUNT)
+        return none;
+    w = &b->layout->weights[b->model->layer_slots[b->layer][reader]];
+    if (!x_tmp(b, w).rank)
+        return none;
+    b->handed = x;
+    b->handed_tmp = narrow(room, (uint32_t)EMBER_X_TMP_BYTES(x.dim[1]));
+    return b->handed_tmp;
+}
+
 /* Rows of an operand of a weight; in tiles only from the beginning of a panel on. */
 static struct ember_tensor weight_part(struct builder *b, const struct weight *w,
                                        struct ember_tensor t, uint32_t first, uint32_t n)
@@ -208,9 +232,9 @@ static struct ember_tensor weight_part(struct builder *b, const struct weight *w
 }
 
 /* Rows [first, first + n) of a slot that is in one piece. */
-static void linear_rows(struct builder *b, enum ember_rows rows, struct ember_tensor x,
-                        uint32_t slot, uint32_t first, uint32_t n, struct ember_tensor bias,
-                        struct ember_tensor out)
+static struct ember_op *linear_rows(struct builder *b, enum ember_rows rows, struct ember_tensor x,
+                                    uint32_t slot, uint32_t first, uint32_t n,
+                                    struct ember_tensor bias, struct ember_tensor out)
 {
     const struct weight *w = &b->layout->weights[slot];
     struct ember_tensor scale = slot_groups(b, slot, w->scale_at, w->scale_dtype), x_scale = {0};
@@ -229,6 +253,10 @@ static void linear_rows(struct builder *b, enum ember_rows rows, struct ember_te
     o->t[LINEAR_W_ZERO] = weight_part(b, w, zero, first, n);
     o->t[LINEAR_X_SCALE] = x_scale;
     o->t[LINEAR_X_TMP] = x_tmp(b, w);
+    if (b->handed.rank && !memcmp(&b->handed, &x, sizeof x)) {
+        o->t[LINEAR_X_TMP] = b->handed_tmp;
+        o->i[LINEAR_I_X_READY] = 1;
+    }
     o->i[LINEAR_I_QUANT] = w->quant;
     o->i[LINEAR_I_GROUP] = w->group;
     o->i[LINEAR_I_LAYOUT] = w->layout;
@@ -239,6 +267,7 @@ static void linear_rows(struct builder *b, enum ember_rows rows, struct ember_te
     }
     o->f[LINEAR_F_SCALE] = b->linear_scale;
     o->f[LINEAR_F_SOFTCAP] = b->linear_softcap;
+    return o;
 }
 
 /* The columns of x in the order of part `part` of a slot. */
@@ -463,18 +492,47 @@ static void glu(struct builder *b, const struct desc_mlp *m, struct ember_tensor
     o->f[GLU_F_ALPHA] = m->glu_alpha;
 }
 
+/*
+ * The first half of a gated MLP: gate and up, as wide together as `first`, to `inner`, which goes
+ * to the linear over `reader`.
+ */
+static void gated(struct builder *b, const struct desc_mlp *m, struct ember_tensor x,
+                  enum layer_weight id, enum layer_weight bias, struct ember_tensor first,
+                  struct ember_tensor inner, enum layer_weight reader)
+{
+    uint32_t slot = b->model->layer_slots[b->layer][id];
+    struct ember_tensor none = {0};
+    struct ember_op *o;
+    if (b->layout->weights[slot].order_at) {
+        linear(b, x, id, bias, first);
+        glu(b, m, first, inner, 0);
+        return;
+    }
+    b->linear_scale = 1;
+    b->linear_softcap = 0;
+    o = linear_rows(b, EMBER_ROWS_TOKENS, x, slot, 0, b->model->slots[slot].dim[0],
+                    bias == id ? none : weight(b, bias), inner);
+    o->t[LINEAR_GATE_UP] = first;
+    o->t[LINEAR_OUT_X] = hand_over(b, inner, reader, b->inner_tmp);
+    o->i[LINEAR_I_GLU] = m->glu_interleaved ? EMBER_GLU_PAIRS : EMBER_GLU_HALVES;
+    o->i[LINEAR_I_ACT] = m->act;
+    o->f[LINEAR_F_LIMIT] = m->glu_limit;
+    o->f[LINEAR_F_ALPHA] = m->glu_alpha;
+}
+
 static void build_dense(struct builder *b, const struct desc_mlp *m, struct ember_tensor in)
 {
-    struct ember_tensor first = narrow(b->gate_up, m->kind == MLP_PLAIN ? m->inner : 2 * m->inner);
     struct ember_tensor inner = narrow(b->inner, m->inner);
-    linear(b, in, W_GATE_UP, W_GATE_UP_B, first);
     if (m->kind == MLP_PLAIN) {
-        struct ember_op *o = op(b, EMBER_OP_ACT, EMBER_ROWS_TOKENS);
+        struct ember_tensor first = narrow(b->gate_up, m->inner);
+        struct ember_op *o;
+        linear(b, in, W_GATE_UP, W_GATE_UP_B, first);
+        o = op(b, EMBER_OP_ACT, EMBER_ROWS_TOKENS);
         o->t[ACT_X] = first;
         o->t[ACT_OUT] = inner;
         o->i[ACT_I_ACT] = m->act;
     } else
-        glu(b, m, first, inner, 0);
+        gated(b, m, in, W_GATE_UP, W_GATE_UP_B, narrow(b->gate_up, 2 * m->inner), inner, W_DOWN);
     linear(b, inner, W_DOWN, W_DOWN_B, b->delta);
 }
 
@@ -533,8 +591,7 @@ static void build_shared(struct builder *b, const struct desc_mlp *m, struct emb
 {
     struct ember_tensor first = narrow(b->gate_up, 2 * m->shared_inner);
     struct ember_tensor inner = narrow(b->inner, m->shared_inner);
-    linear(b, in, W_SHARED_GATE_UP, W_SHARED_GATE_UP, first);
-    glu(b, m, first, inner, 0);
+    gated(b, m, in, W_SHARED_GATE_UP, W_SHARED_GATE_UP, first, inner, W_SHARED_DOWN);
     linear(b, inner, W_SHARED_DOWN, W_SHARED_DOWN, b->shared);
     if (m->shared_gated)
         linear(b, in, W_SHARED_SIGMOID, W_SHARED_SIGMOID, b->shared_gate);
@@ -564,15 +621,18 @@ static void build_moe(struct builder *b, const struct desc_mlp *m, struct ember_
 
 /*
  * What a sublayer reads: the residual stream, normed if the block has a norm there. `pending`:
- * b->delta is still to be added to it, which the norm does on its way.
+ * b->delta is still to be added to it, which the norm does on its way. reader: as in hand_over.
  */
-static struct ember_tensor sublayer_input(struct builder *b, enum layer_weight id, bool pending)
+static struct ember_tensor sublayer_input(struct builder *b, enum layer_weight id, bool pending,
+                                          enum layer_weight reader)
 {
     struct ember_tensor w = weight(b, id);
     if (w.rank) {
-        norm(b, EMBER_ROWS_TOKENS, b->x, pending ? &b->delta : NULL, w, weight(b, id + 1), b->h);
+        norm(b, EMBER_ROWS_TOKENS, b->x, pending ? &b->delta : NULL, w, weight(b, id + 1), b->h,
+             hand_over(b, b->h, reader, b->x_tmp));
         return b->h;
     }
+    b->handed = w;
     if (pending)
         add(b, b->x, b->delta);
     return b->x;
@@ -583,7 +643,7 @@ static void sublayer_output(struct builder *b, enum layer_weight id)
     struct ember_tensor w = weight(b, id), none = {0};
     if (w.rank)
         norm(b, EMBER_ROWS_TOKENS, b->delta, NULL, w, b->d->norm_bias ? weight(b, id + 1) : none,
-             b->delta);
+             b->delta, none);
 }
 
 static bool same_form(const struct weight *a, const struct weight *b)
@@ -616,10 +676,11 @@ static void build_layer(struct builder *b, uint32_t variant)
     const struct desc_mlp *mlp = &b->d->mlps[layer->mlp];
     struct ember_tensor in;
     segment(b, SEGMENT_LAYER, variant);
-    in = sublayer_input(b, W_NORM_ATTN_IN, false);
+    in = sublayer_input(b, W_NORM_ATTN_IN, false, W_QKV);
     build_attention(b, &b->d->attns[layer->attn], in);
     sublayer_output(b, W_NORM_ATTN_OUT);
-    in = sublayer_input(b, W_NORM_MLP_IN, true);
+    in = sublayer_input(b, W_NORM_MLP_IN, true,
+                        mlp->kind == MLP_MOE ? LAYER_WEIGHT_COUNT : W_GATE_UP);
     if (mlp->kind == MLP_MOE)
         build_moe(b, mlp, in);
     else
@@ -637,10 +698,10 @@ static void build_layer(struct builder *b, uint32_t variant)
 static void build_final_norm(struct builder *b)
 {
     struct ember_tensor w = slot_tensor(b, b->model->final_norm);
-    struct ember_tensor bias = slot_tensor(b, b->model->final_norm_b);
+    struct ember_tensor bias = slot_tensor(b, b->model->final_norm_b), none = {0};
     struct ember_op *o;
     if (b->taps) {
-        norm(b, EMBER_ROWS_TOKENS, b->x, NULL, w, bias, b->h);
+        norm(b, EMBER_ROWS_TOKENS, b->x, NULL, w, bias, b->h, none);
         tap(b, b->d->info.n_layers, b->h);
     }
     o = op(b, EMBER_OP_GATHER, EMBER_ROWS_LOGITS);
@@ -648,7 +709,7 @@ static void build_final_norm(struct builder *b)
     o->t[GATHER_INDEX] = io_vector(b->plan->io.rows, b->rows);
     o->t[GATHER_OUT] = b->taps ? b->final : b->gathered;
     if (!b->taps)
-        norm(b, EMBER_ROWS_LOGITS, b->gathered, NULL, w, bias, b->final);
+        norm(b, EMBER_ROWS_LOGITS, b->gathered, NULL, w, bias, b->final, none);
 }
 
 static void build_logits(struct builder *b, uint32_t first, uint32_t n)
@@ -746,7 +807,7 @@ static void scratch_mlps(struct builder *b)
 /* What the inputs of linears are turned into: as wide and high as the largest. */
 static void scratch_inputs(struct builder *b)
 {
-    uint32_t rows = MAX(b->tokens, b->rows), sorted = 0, x8 = 0, scales = 0, tmp = 0;
+    uint32_t rows = MAX(b->tokens, b->rows), sorted = 0, x8 = 0, scales = 0, tmp = 0, inner = 0;
     uint64_t slots = 1;
     for (uint32_t i = 0; i < b->model->n_slots; i++) {
         const struct weight *w = &b->layout->weights[i];
@@ -761,6 +822,8 @@ static void scratch_inputs(struct builder *b)
         if (w->layout == EMBER_LAYOUT_TILES && !w->quant)
             tmp = MAX(tmp, (uint32_t)EMBER_X_TMP_BYTES(k));
     }
+    if (tmp && b->inner.rank)
+        inner = (uint32_t)EMBER_X_TMP_BYTES(b->inner.dim[1]);
     for (uint32_t i = 0; i < b->d->n_mlps; i++)
         slots = b->d->mlps[i].kind == MLP_MOE ? MAX(slots, b->d->mlps[i].topk) : slots;
     if (rows * slots > UINT32_MAX && !b->failed)
@@ -770,6 +833,7 @@ static void scratch_inputs(struct builder *b)
     scratch(b, EMBER_I8, (uint32_t)(rows * slots), x8, &b->x8);
     scratch(b, EMBER_F32, (uint32_t)(rows * slots), scales, &b->x8_scale);
     scratch(b, EMBER_U8, (uint32_t)(rows * slots), tmp, &b->x_tmp);
+    scratch(b, EMBER_U8, b->tokens, inner, &b->inner_tmp);
 }
 
 static void build_scratch(struct builder *b)

@@ -67,7 +67,7 @@ struct ember_step_header {
     uint32_t n_tokens, n_seqs, n_rows, reserved[5];
 };
 
-#define EMBER_OP_TENSORS 10
+#define EMBER_OP_TENSORS 12
 #define EMBER_OP_INTS 12
 #define EMBER_OP_FLOATS 6
 
@@ -109,6 +109,8 @@ enum ember_op_kind {
 };
 
 enum ember_act { EMBER_ACT_SILU, EMBER_ACT_GELU_TANH, EMBER_ACT_GELU_ERF, EMBER_ACT_RELU2 };
+/* How a linear is gated: not, up behind gate (glu's layout 0), or the two interleaved (1). */
+enum ember_glu { EMBER_GLU_NONE, EMBER_GLU_HALVES, EMBER_GLU_PAIRS };
 enum ember_norm { EMBER_NORM_RMS, EMBER_NORM_LAYER };
 enum ember_rope { EMBER_ROPE_STATIC, EMBER_ROPE_DYNAMIC_NTK };
 /* How split_norm_rope normalises q and k: not, each head over dk, or all heads of q (k) as one row.
@@ -194,9 +196,17 @@ enum { EMBED_F_SCALE };
  * norm: if DELTA is there, x += delta_scale * delta (in place) first; then, over each group of
  * GROUP consecutive elements of a row (0: the whole row), out = x * rsqrt(mean(x^2) + eps) * (w +
  * w_bias) for RMS, or (x - mean) * rsqrt(var + eps) * w + b for LAYER. A grouped w has GROUP
- * elements. OUT may be the same tensor as X. The mean is accumulated in at least float32.
+ * elements. OUT may be the same tensor as X. The mean is accumulated in at least float32. OUT_X: as
+ * in linear.
  */
-enum { NORM_X, NORM_W, NORM_B /* [opt] */, NORM_OUT, NORM_DELTA /* [opt] */ };
+enum {
+    NORM_X,
+    NORM_W,
+    NORM_B /* [opt] */,
+    NORM_OUT,
+    NORM_DELTA /* [opt] */,
+    NORM_OUT_X /* [opt] u8 [rows, EMBER_X_TMP_BYTES(D)] */
+};
 enum { NORM_I_KIND /* enum ember_norm */, NORM_I_GROUP };
 enum { NORM_F_EPS, NORM_F_W_BIAS, NORM_F_DELTA_SCALE };
 
@@ -210,16 +220,27 @@ enum { ADD_F_SCALE };
  * u8 [N, 16 ceil(K / 32)] for 4 bits, i8 or f8e4m3 [N, K] for 8, with W_SCALE and W_ZERO; how it
  * lies says LAYOUT (enum ember_layout).
  * Integer x: what quantize makes, with K, X_GROUP and X_TERMS as there.
+ *
+ * Gated (GLU): rows of w are gate and up of an MLP, and out[rows, N / 2] is what glu makes of the
+ * products, each rounded to float32, with ACT, LIMIT and ALPHA as there. GATE_UP is room for a
+ * backend that makes the products first; what is in it before and after means nothing.
+ *
+ * Handing over: where all that reads OUT is linears over BF16 in TILES, an op may have OUT_X, in
+ * which a backend leaves the rows in the form that its own products read; OUT means nothing then.
+ * Those linears have the two as their X and X_TMP, and X_READY. Without X_READY what is in X_TMP
+ * before and after means nothing.
  */
 enum {
     LINEAR_X /* f32 [rows, K]; i8 [rows, terms * EMBER_X8_COLUMNS(K)] with LINEAR_X_SCALE */,
     LINEAR_W,
     LINEAR_B /* [opt] [N] */,
-    LINEAR_OUT /* [rows, N] */,
+    LINEAR_OUT /* [rows, N], gated [rows, N / 2] */,
     LINEAR_W_SCALE /* [opt] [N, G] */,
     LINEAR_W_ZERO /* [opt] u8 [N, G] */,
     LINEAR_X_SCALE /* [opt] f32 [rows, segments] */,
-    LINEAR_X_TMP /* BF16 in TILES: u8 [rows, EMBER_X_TMP_BYTES(K)], the backend's to write to */
+    LINEAR_X_TMP /* BF16 in TILES: u8 [rows, EMBER_X_TMP_BYTES(K)], the backend's to write to */,
+    LINEAR_GATE_UP /* gated: f32 [rows, N], the backend's to write to */,
+    LINEAR_OUT_X /* [opt] u8 [rows, EMBER_X_TMP_BYTES(columns of OUT)] */
 };
 enum {
     LINEAR_I_QUANT /* enum ember_quant */,
@@ -227,9 +248,12 @@ enum {
     LINEAR_I_LAYOUT /* enum ember_layout */,
     LINEAR_I_K /* with integer x */,
     LINEAR_I_X_GROUP,
-    LINEAR_I_X_TERMS
+    LINEAR_I_X_TERMS,
+    LINEAR_I_X_READY /* 0 or 1 */,
+    LINEAR_I_GLU /* enum ember_glu */,
+    LINEAR_I_ACT
 };
-enum { LINEAR_F_SCALE, LINEAR_F_SOFTCAP };
+enum { LINEAR_F_SCALE, LINEAR_F_SOFTCAP, LINEAR_F_LIMIT, LINEAR_F_ALPHA };
 
 /*
  * rope_table: for token r and j < half: angle = float32(position[r]) * inv_freq[j], both rounded to

@@ -200,6 +200,25 @@ static void specialise(struct lowering *l, const char *format, ...)
 
 /* ---- one function an op ---- */
 
+/* What follows a launch that leaves floats where the next linear wants its x in a matrix unit's
+ * form. */
+static int hand_over(struct lowering *l, uint32_t out, uint32_t out_x)
+{
+    const struct ember_tensor *x = &l->op->t[out];
+    if (!l->op->t[out_x].rank || l->isa != CPU_ISA_AMX)
+        return 0;
+    int r = emit_launch(l);
+    if (r)
+        return r;
+    l->launch = (struct ember_launch){.n_args = 0};
+    begin(l, "x_tiles", x->dim[0]);
+    set_rows(l, LIN_X, out);
+    set_int(l, LIN_K, x->dim[1]);
+    set_rows(l, LINT_X_TMP, out_x);
+    blocks(l, (x->dim[0] + 15) / 16, 4.0 * x->dim[0] * x->dim[1]);
+    return 0;
+}
+
 static int lower_embed(struct lowering *l)
 {
     const struct ember_op *op = l->op;
@@ -234,6 +253,7 @@ static int lower_embed(struct lowering *l)
 static int lower_norm(struct lowering *l)
 {
     const struct ember_tensor *x = &l->op->t[NORM_X];
+    bool whole = l->op->i[NORM_I_GROUP] % EMBER_PANEL == 0;
     int r = need_float(l, NORM_W, "norm weight");
     if (!r)
         r = need_float(l, NORM_B, "norm bias");
@@ -241,6 +261,9 @@ static int lower_norm(struct lowering *l)
         return r;
     begin(l, "norm", x->dim[0]);
     set_rows(l, NRM_X, NORM_X);
+    set_int(l, NRM_OUT_X, 0);
+    if (whole && l->isa == CPU_ISA_AMX)
+        set_tensor(l, NRM_OUT_X, NORM_OUT_X);
     set_weight(l, NRM_W, NORM_W);
     set_weight(l, NRM_B, NORM_B);
     set_rows(l, NRM_OUT, NORM_OUT);
@@ -253,7 +276,7 @@ static int lower_norm(struct lowering *l)
     set_float(l, NRM_DELTA_SCALE, l->op->f[NORM_F_DELTA_SCALE]);
     specialise(l, "D=%u", x->dim[1]);
     blocks(l, x->dim[0], (double)x->dim[0] * x->dim[1]);
-    return 0;
+    return whole ? 0 : hand_over(l, NORM_OUT, NORM_OUT_X);
 }
 
 static int lower_add(struct lowering *l)
@@ -346,6 +369,56 @@ static int emit_x_tiles(struct lowering *l, const char *kernel, bool needed, uin
     return r;
 }
 
+/* Whether the product of gate and up is gated where it is made. */
+static bool gates(const struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    return l->isa == CPU_ISA_AMX && op->i[LINEAR_I_GLU] == EMBER_GLU_HALVES &&
+           op->t[LINEAR_X_TMP].rank && op->t[LINEAR_W].dim[0] % (2 * EMBER_PANEL) == 0;
+}
+
+static int lower_op(struct lowering *l);
+
+/* A gated linear as a linear and a glu. */
+static int lower_gated(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    struct ember_op part = *op;
+    part.i[LINEAR_I_GLU] = EMBER_GLU_NONE;
+    part.t[LINEAR_OUT] = op->t[LINEAR_GATE_UP];
+    part.t[LINEAR_GATE_UP] = part.t[LINEAR_OUT_X] = (struct ember_tensor){0};
+    l->op = &part;
+    int r = lower_op(l);
+    if (!r)
+        r = emit_launch(l);
+    if (r)
+        return r;
+    part = (struct ember_op){.kind = EMBER_OP_GLU, .rows = op->rows, .segment = op->segment};
+    part.t[GLU_X] = op->t[LINEAR_GATE_UP];
+    part.t[GLU_OUT] = op->t[LINEAR_OUT];
+    part.i[GLU_I_ACT] = op->i[LINEAR_I_ACT];
+    part.i[GLU_I_LAYOUT] = op->i[LINEAR_I_GLU] == EMBER_GLU_PAIRS;
+    part.f[GLU_F_LIMIT] = op->f[LINEAR_F_LIMIT];
+    part.f[GLU_F_ALPHA] = op->f[LINEAR_F_ALPHA];
+    l->launch = (struct ember_launch){.n_args = 0};
+    r = lower_op(l);
+    l->op = op;
+    return r ? r : hand_over(l, LINEAR_OUT, LINEAR_OUT_X);
+}
+
+/* The words of linear.tiles beside those of linear and x. */
+static void tiles_args(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    set_int(l, LINT_GLU, op->i[LINEAR_I_GLU] != EMBER_GLU_NONE);
+    set_int(l, LINT_ACT, (uint64_t)op->i[LINEAR_I_ACT]);
+    set_float(l, LINT_LIMIT, op->f[LINEAR_F_LIMIT]);
+    set_float(l, LINT_ALPHA, op->f[LINEAR_F_ALPHA]);
+    set_int(l, LINT_OUT_X, 0);
+    if (op->i[LINEAR_I_GLU])
+        set_tensor(l, LINT_OUT_X, LINEAR_OUT_X);
+}
+
 static int lower_linear(struct lowering *l)
 {
     static const struct weight_slots slots = {
@@ -355,8 +428,12 @@ static int lower_linear(struct lowering *l)
     };
     const struct ember_op *op = l->op;
     const struct ember_tensor *w = &op->t[LINEAR_W], *out = &op->t[LINEAR_OUT];
+    bool tiles = op->t[LINEAR_X_TMP].rank;
+    uint64_t panels = (w->dim[0] + EMBER_PANEL - 1) / EMBER_PANEL, rows = out->dim[0];
     uint32_t K;
-    int r = begin_weight(l, "linear", &slots, LINEAR_X, LIN_SOFTCAP + 1, out->dim[0], &K);
+    if (op->i[LINEAR_I_GLU] && !gates(l))
+        return lower_gated(l);
+    int r = begin_weight(l, "linear", &slots, LINEAR_X, LIN_SOFTCAP + 1, rows, &K);
     if (!r)
         r = need_float(l, LINEAR_B, "linear bias");
     if (r)
@@ -369,16 +446,18 @@ static int lower_linear(struct lowering *l)
     set_int(l, LIN_K, K);
     set_float(l, LIN_SCALE, op->f[LINEAR_F_SCALE]);
     set_float(l, LIN_SOFTCAP, op->f[LINEAR_F_SOFTCAP]);
-    r = emit_x_tiles(l, "x_tiles", op->t[LINEAR_X_TMP].rank, (out->dim[0] + 15) / 16,
-                     4.0 * out->dim[0] * K);
+    if (tiles)
+        tiles_args(l);
+    r = emit_x_tiles(l, "x_tiles", tiles && !op->i[LINEAR_I_X_READY], (rows + 15) / 16,
+                     4.0 * (double)rows * K);
     if (r)
         return r;
-    const uint64_t rows = out->dim[0], panels = ((uint64_t)w->dim[0] + 15) / 16;
+    panels /= op->i[LINEAR_I_GLU] ? 2 : 1;
     uint64_t units = panels * (rows + 127) / 128;
     if (op->t[LINEAR_X_SCALE].rank && rows > 32) /* each turns its x into tiles */
         units = (panels + 15) / 16 * ((rows + 255) / 256);
     blocks(l, units, (double)rows * w->dim[0] * K);
-    return 0;
+    return op->i[LINEAR_I_GLU] ? 0 : hand_over(l, LINEAR_OUT, LINEAR_OUT_X);
 }
 
 static int lower_rope_table(struct lowering *l)

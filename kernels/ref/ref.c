@@ -275,6 +275,24 @@ static void add(const struct ref *r)
     }
 }
 
+static double glu_value(double gate, double up, enum ember_act act, double limit, double alpha)
+{
+    if (!(limit > 0))
+        return ref_act(gate, act) * up;
+    gate = fmin(gate, limit);
+    up = fmax(fmin(up, limit), -limit);
+    return gate * ref_sigmoid(alpha * gate) * (up + 1);
+}
+
+/* x [2 I] -> out [I]; pairs: gate and up are interleaved */
+static void glu_row(const float *x, uint32_t I, bool pairs, enum ember_act act, double limit,
+                    double alpha, float *out)
+{
+    for (uint32_t j = 0; j < I; j++)
+        out[j] = (float)glu_value(pairs ? x[2 * j] : x[j], pairs ? x[2 * j + 1] : x[I + j], act,
+                                  limit, alpha);
+}
+
 /* x [rows, K], w [N, K], b [N] -> out [rows, N] */
 static void linear(const struct ref *r)
 {
@@ -292,24 +310,20 @@ static void linear(const struct ref *r)
         i[LINEAR_I_X_GROUP],
         i[LINEAR_I_X_TERMS],
     };
+    const uint32_t N = r->op->t[LINEAR_W].dim[0];
+    const bool gated = i[LINEAR_I_GLU] != EMBER_GLU_NONE;
     for (uint32_t row = 0; row < r->rows; row++) {
         float *out = ref_row(r, LINEAR_OUT, row);
-        for (uint32_t n = 0; n < r->op->t[LINEAR_W].dim[0]; n++) {
+        float *to = gated ? ref_row(r, LINEAR_GATE_UP, row) : out;
+        for (uint32_t n = 0; n < N; n++) {
             double sum = ref_dot(r, &q, row, 0, n);
             sum += ref_weight(r, LINEAR_B, 0, n, 0);
-            out[n] = (float)ref_cap(r->op->f[LINEAR_F_SCALE] * sum, r->op->f[LINEAR_F_SOFTCAP]);
+            to[n] = (float)ref_cap(r->op->f[LINEAR_F_SCALE] * sum, r->op->f[LINEAR_F_SOFTCAP]);
         }
+        if (gated)
+            glu_row(to, N / 2, i[LINEAR_I_GLU] == EMBER_GLU_PAIRS, (enum ember_act)i[LINEAR_I_ACT],
+                    r->op->f[LINEAR_F_LIMIT], r->op->f[LINEAR_F_ALPHA], out);
     }
-}
-
-static double glu_value(const struct ref *r, double gate, double up)
-{
-    double limit = r->op->f[GLU_F_LIMIT];
-    if (!(limit > 0))
-        return ref_act(gate, (enum ember_act)r->op->i[GLU_I_ACT]) * up;
-    gate = fmin(gate, limit);
-    up = fmax(fmin(up, limit), -limit);
-    return gate * ref_sigmoid(r->op->f[GLU_F_ALPHA] * gate) * (up + 1);
 }
 
 /* x [rows, 2 I] -> out [rows, I] */
@@ -317,14 +331,10 @@ static void glu(const struct ref *r)
 {
     uint32_t I = r->op->t[GLU_OUT].dim[1];
     uint32_t rows = r->rows * (r->op->i[GLU_I_REPEAT] ? (uint32_t)r->op->i[GLU_I_REPEAT] : 1);
-    for (uint32_t row = 0; row < rows; row++) {
-        const float *x = ref_row(r, GLU_X, row);
-        float *out = ref_row(r, GLU_OUT, row);
-        for (uint32_t j = 0; j < I; j++) {
-            bool pairs = r->op->i[GLU_I_LAYOUT];
-            out[j] = (float)glu_value(r, pairs ? x[2 * j] : x[j], pairs ? x[2 * j + 1] : x[I + j]);
-        }
-    }
+    for (uint32_t row = 0; row < rows; row++)
+        glu_row(ref_row(r, GLU_X, row), I, r->op->i[GLU_I_LAYOUT],
+                (enum ember_act)r->op->i[GLU_I_ACT], r->op->f[GLU_F_LIMIT], r->op->f[GLU_F_ALPHA],
+                ref_row(r, GLU_OUT, row));
 }
 
 /* x [rows, D] -> out [rows, D] */

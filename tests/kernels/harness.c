@@ -161,7 +161,8 @@ static struct arenas arenas_copy(const struct arenas *a)
         copy.data[i] = NULL;
         if (!a->len[i])
             continue;
-        copy.data[i] = x_alloc(a->len[i] + 64);
+        if (posix_memalign((void **)&copy.data[i], 64, a->len[i] + 64))
+            fail_msg("no memory for %zu bytes", a->len[i]);
         memcpy(copy.data[i], a->data[i], a->len[i]);
     }
     return copy;
@@ -293,9 +294,11 @@ static void check_reference(const struct kcase *c, enum cpu_isa isa, const char 
     for (uint32_t i = 0; i < ARRAY_LEN(c->view); i++)
         if (c->view[i].rank)
             compare_output(tolerance, &c->view[i], &want, &got, what, cpu_isa_name(isa));
-    const struct ember_tensor *ignored = &c->op.t[c->ignored];
-    for (uint32_t row = 0; c->ignored && row < ignored->dim[0]; row++)
-        memcpy(row_at(&got, ignored, row), row_at(&want, ignored, row), row_bytes(ignored));
+    for (uint32_t i = 0; i < ARRAY_LEN(c->ignored); i++) {
+        const struct ember_tensor *ignored = &c->op.t[c->ignored[i]];
+        for (uint32_t row = 0; c->ignored[i] && row < ignored->dim[0]; row++)
+            memcpy(row_at(&got, ignored, row), row_at(&want, ignored, row), row_bytes(ignored));
+    }
     compare_bytes(&want, &got, what, "bytes beside the output");
     arenas_free(&want);
     arenas_free(&got);

@@ -393,7 +393,7 @@ static void attention_case(const struct shape *s, enum ember_dtype dtype, bool p
         kcase_tensor(&c, ATTN_PARTS, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n,
                      s->hq * (s->dv + 2) * attention_parts(per_seq * s->page_size), 0);
         kcase_rows(&c, ATTN_PARTS, 1);
-        c.ignored = ATTN_PARTS;
+        c.ignored[0] = ATTN_PARTS;
         kcase_run(&c, &c.op, cpu_isa_best(), NULL, 0, &cut);
         for (uint32_t r = 0; r < n; r++) {
             uint64_t at = c.op.t[ATTN_OUT].offset + r * c.op.t[ATTN_OUT].row_stride;

@@ -240,6 +240,30 @@ static void make_quantised(struct ember_tensor h)
     o->i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
 }
 
+/* A norm hands x over to a gated linear, and that to another. */
+static void make_gated(struct ember_tensor x, struct ember_tensor h, struct ember_tensor delta)
+{
+    struct ember_tensor inner = s(T, I), h_x, inner_x;
+    struct ember_op *o = op(EMBER_OP_NORM);
+    h_x = bytes_of(EMBER_U8, T, (uint32_t)EMBER_X_TMP_BYTES(D));
+    inner_x = bytes_of(EMBER_U8, T, (uint32_t)EMBER_X_TMP_BYTES(I));
+    o->t[NORM_X] = x;
+    o->t[NORM_W] = w(1, D, 0, 0);
+    o->t[NORM_OUT] = h;
+    o->t[NORM_OUT_X] = h_x;
+    o = linear(h, codes(EMBER_BF16, 2 * I, (D + 31) / 32 * 32), inner);
+    o->t[LINEAR_X_TMP] = h_x;
+    o->t[LINEAR_GATE_UP] = s(T, 2 * I);
+    o->t[LINEAR_OUT_X] = inner_x;
+    o->i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
+    o->i[LINEAR_I_X_READY] = 1;
+    o->i[LINEAR_I_GLU] = EMBER_GLU_HALVES;
+    o = linear(inner, codes(EMBER_BF16, D, (I + 31) / 32 * 32), delta);
+    o->t[LINEAR_X_TMP] = inner_x;
+    o->i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
+    o->i[LINEAR_I_X_READY] = 1;
+}
+
 static void make_head(struct ember_tensor x)
 {
     struct ember_tensor g = s(R, D), logits = {.arena = EMBER_ARENA_IO,
@@ -304,6 +328,7 @@ static int setup(void **state)
     o->t[ADD_X] = x;
     o->t[ADD_DELTA] = delta;
     make_quantised(h);
+    make_gated(x, h, delta);
     make_moe(h, delta);
     make_head(x);
     plan->arena_bytes[EMBER_ARENA_WEIGHTS] = weights_at;
@@ -342,8 +367,10 @@ static void refused(uint32_t i, int slot, const char *how)
 
 static bool optional(uint16_t kind, int slot)
 {
-    return (kind == EMBER_OP_NORM && (slot == NORM_B || slot == NORM_DELTA)) ||
-           (kind == EMBER_OP_LINEAR && (slot == LINEAR_B || slot == LINEAR_W_ZERO)) ||
+    return (kind == EMBER_OP_NORM &&
+            (slot == NORM_B || slot == NORM_DELTA || slot == NORM_OUT_X)) ||
+           (kind == EMBER_OP_LINEAR &&
+            (slot == LINEAR_B || slot == LINEAR_W_ZERO || slot == LINEAR_OUT_X)) ||
            (kind == EMBER_OP_SPLIT_NORM_ROPE && slot == SNR_ROPE) ||
            (kind == EMBER_OP_ATTENTION && slot == ATTN_SINKS) ||
            (kind == EMBER_OP_MOE_ROUTE && slot == ROUTE_BIAS) ||
@@ -412,6 +439,14 @@ static void test_attributes(void **state)
             refused(i, -1, "attribute 0");
             *o = good;
         }
+        if (o->kind == EMBER_OP_LINEAR && o->i[LINEAR_I_GLU]) {
+            o->i[LINEAR_I_ACT] = 9;
+            refused(i, -1, "activation");
+            *o = good;
+            o->i[LINEAR_I_GLU] = EMBER_GLU_NONE;
+            refused(i, -1, "not gated");
+            *o = good;
+        }
         if (o->kind == EMBER_OP_GLU) {
             o->i[GLU_I_REPEAT] = INT64_MAX;
             refused(i, -1, "repeat");
@@ -455,6 +490,31 @@ static void test_overlap(void **state)
             refused(i, LINEAR_OUT, "over x");
             plan->ops[i].t[LINEAR_OUT] = good;
         }
+}
+
+/* A linear that takes x as ready needs it from an op that handed it over, and nothing between. */
+static void test_handed_over(void **state)
+{
+    for (uint32_t i = 1; i < plan->n_ops; i++) {
+        struct ember_op *o = &plan->ops[i], good = *o, *from = &plan->ops[i - 1], made = *from;
+        if (o->kind != EMBER_OP_LINEAR || !o->i[LINEAR_I_X_READY])
+            continue;
+        from->t[from->kind == EMBER_OP_NORM ? NORM_OUT_X : LINEAR_OUT_X].rank = 0;
+        refused(i, LINEAR_X_TMP, "not handed over");
+        *from = made;
+        from->rows = EMBER_ROWS_LOGITS;
+        refused(i, LINEAR_X_TMP, "other rows");
+        *from = made;
+        o->i[LINEAR_I_X_READY] = 2;
+        refused(i, LINEAR_X_TMP, "ready 2");
+        *o = good;
+        /* This op once more, which writes over what the second time is ready no more. */
+        *from = good;
+        from->i[LINEAR_I_X_READY] = 0;
+        from->t[LINEAR_OUT_X].rank = 0;
+        refused(i, LINEAR_X_TMP, "written over");
+        *from = made;
+    }
 }
 
 static void test_digest(void **state)
@@ -584,10 +644,9 @@ int main(void)
 {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_passes),     TEST(test_operands),
-        TEST(test_attributes), TEST(test_plan_itself),
-        TEST(test_overlap),    TEST(test_digest),
-        TEST(test_inside),     cmocka_unit_test(test_step_io),
+        TEST(test_passes),      TEST(test_operands), TEST(test_attributes),
+        TEST(test_plan_itself), TEST(test_overlap),  TEST(test_handed_over),
+        TEST(test_digest),      TEST(test_inside),   cmocka_unit_test(test_step_io),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

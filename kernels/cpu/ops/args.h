@@ -46,7 +46,8 @@ enum {
     NRM_GROUP,
     NRM_EPS,
     NRM_W_BIAS,
-    NRM_DELTA_SCALE
+    NRM_DELTA_SCALE,
+    NRM_OUT_X /* x of linears over tiles instead of OUT, for more than one row; 0: none */
 };
 
 /* add */
@@ -71,8 +72,17 @@ enum {
 /* linear.fp8: those of linear, then */
 enum { LINQ_SCALES = LIN_SOFTCAP + 1, LINQ_SCALES_STRIDE, LINQ_SCALES_DTYPE, LINQ_GROUP };
 
-/* linear.tiles: those of linear, then; X_TMP: x as x_tiles made it, 0: it has not */
-enum { LINT_X_TMP = LIN_SOFTCAP + 1, LINT_X_TMP_STRIDE };
+/* linear.tiles: those of linear, then; X_TMP: x as x_tiles made it, 0: it has not. GLU: of w, gate
+ * and up stand one behind the other. OUT_X: x of the next linear over tiles, 0: none. */
+enum {
+    LINT_X_TMP = LIN_SOFTCAP + 1,
+    LINT_X_TMP_STRIDE,
+    LINT_GLU,
+    LINT_ACT,
+    LINT_LIMIT,
+    LINT_ALPHA,
+    LINT_OUT_X
+};
 
 /* linear.int: those of linear, then */
 enum {

@@ -12,8 +12,8 @@
     X(embed_f16, "embed.f16", rows, BASE)                                                          \
     X(embed_bf16, "embed.bf16", rows, BASE)                                                        \
     X(embed_tiles, "embed.tiles", rows, BASE)                                                      \
-    X(norm, "norm", norm, BASE)                                                                    \
-    X(add, "add", norm, BASE)                                                                      \
+    X(norm, "norm", norm, ALL)                                                                     \
+    X(add, "add", norm, ALL)                                                                       \
     X(linear_f32, "linear.f32", linear, BASE)                                                      \
     X(linear_f16, "linear.f16", linear, BASE)                                                      \
     X(linear_fp8, "linear.fp8", linear_quant, BASE)                                                \

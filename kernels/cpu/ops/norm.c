@@ -5,6 +5,9 @@
  */
 #include "kernels/cpu/ops/args.h"
 #include "kernels/cpu/simd.h"
+#if EMBER_ISA == 4
+#include "kernels/cpu/ops/x_tiles.h"
+#endif
 
 #ifdef SPEC_D
 #define NORM_D SPEC_D
@@ -49,8 +52,28 @@ INLINE float sum_plain(const float *x, size_t n)
     return v_sum(s);
 }
 
-INLINE void norm_write(const uint64_t *args, const float *x, float *out, size_t n, float mean,
-                       float scale, const enum ember_dtype w_dtype)
+/* Where elements k .. of a row go: floats, or (AMX) x of a product. */
+struct norm_out {
+    float *row;
+    char *x; /* NULL: floats */
+    size_t k, K, rows, r;
+};
+
+INLINE void norm_put(const struct norm_out *out, size_t i, vf y, size_t left)
+{
+#if EMBER_ISA == 4
+    if (out->x) {
+        size_t low;
+        char *at = x_tiles_at(out->x, out->K, out->rows, out->r, out->k + i, &low);
+        x_tiles_put(at, low, _mm512_maskz_mov_ps(v_mask(left), y), out->k + i, out->K);
+        return;
+    }
+#endif
+    v_put(out->row + out->k + i, y, left);
+}
+
+INLINE void norm_write(const uint64_t *args, const float *x, const struct norm_out *out, size_t n,
+                       float mean, float scale, const enum ember_dtype w_dtype)
 {
     const void *w = arg_pointer(args[NRM_W]), *b = arg_pointer(args[NRM_B]);
     const enum ember_dtype b_dtype = (enum ember_dtype)args[NRM_B_DTYPE];
@@ -62,11 +85,11 @@ INLINE void norm_write(const uint64_t *args, const float *x, float *out, size_t 
             y = v_mul(y, v_add(v_get_w(w, i, w_dtype, left), w_bias));
         if (b)
             y = v_add(y, v_get_w(b, i, b_dtype, left));
-        v_put(out + i, y, left);
+        norm_put(out, i, y, left);
     }
 }
 
-INLINE void norm_group(const uint64_t *args, const float *x, float *out, size_t n)
+INLINE void norm_group(const uint64_t *args, const float *x, const struct norm_out *out, size_t n)
 {
     float mean = 0;
     if (args[NRM_KIND] == EMBER_NORM_LAYER)
@@ -88,17 +111,22 @@ INLINE void norm_group(const uint64_t *args, const float *x, float *out, size_t 
 KERNEL(norm)
 {
     const size_t D = NORM_D, group = args[NRM_GROUP] ? args[NRM_GROUP] : D;
+    const size_t rows = arg_rows(args);
     char *x = arg_pointer(args[NRM_X]), *out = arg_pointer(args[NRM_OUT]);
     const char *delta = arg_pointer(args[NRM_DELTA]);
-    struct range range = block_range(arg_rows(args), block, n_blocks);
+    struct range range = block_range(rows, block, n_blocks);
     for (size_t r = range.first; r < range.end; r++) {
         float *row = (float *)(x + r * args[NRM_X_STRIDE]);
-        float *out_row = (float *)(out + r * args[NRM_OUT_STRIDE]);
+        struct norm_out to = {.row = (float *)(out + r * args[NRM_OUT_STRIDE]),
+                              .x = rows > 1 ? arg_pointer(args[NRM_OUT_X]) : NULL,
+                              .K = D,
+                              .rows = rows,
+                              .r = r};
         if (delta)
             add_row(row, (const float *)(delta + r * args[NRM_DELTA_STRIDE]), D,
                     arg_float(args[NRM_DELTA_SCALE]));
-        for (size_t i = 0; i < D; i += group)
-            norm_group(args, row + i, out_row + i, group);
+        for (; to.k < D; to.k += group)
+            norm_group(args, row + to.k, &to, group);
     }
 }
 

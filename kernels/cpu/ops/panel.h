@@ -11,30 +11,44 @@
 #ifndef EMBER_KERNELS_CPU_PANEL_H
 #define EMBER_KERNELS_CPU_PANEL_H
 
+#include "kernels/cpu/ops/glu.h"
 #include "kernels/cpu/ops/post.h"
 
 #define PV (EMBER_PANEL / VL) /* vectors of a panel */
 #define PANEL_ROWS 128        /* rows of x at a time: what they are turned into fits half the L2 */
 #define INT_ROWS 512          /* the same of integers, which are smaller */
+#define BF16_ROWS 256         /* of bf16, where only some of k has to stay there */
 #define PANEL_AHEAD 2048      /* bytes that a panel is fetched ahead */
+
+/* How gate and up are joined, each of so many panels of a weight. */
+struct panel_gate {
+    enum ember_act act;
+    float limit, alpha;
+    size_t panels;
+};
 
 /* A weight, and the integers' segments. */
 struct panels {
     const char *w, *scale;
-    const uint8_t *zero; /* NULL: none */
+    const struct panel_gate *gate; /* NULL: none */
+    const uint8_t *zero;           /* NULL: none */
     size_t panel_bytes, K, N;
     size_t groups, group, segment; /* of quantised ones */
     enum ember_dtype scale_dtype;
     int terms;
 };
 
-/* Rows of x with their scales and where their products go. */
+/* Rows of x with their scales and where their products go; n <= BF16_ROWS of bf16, else INT_ROWS.
+ */
 struct panel_rows {
     size_t n;
-    const char *x[INT_ROWS];
+    const char *x[INT_ROWS]; /* NULL: only tmp is there */
     const float *scale[INT_ROWS];
     float *out[INT_ROWS];
-    const char *tmp; /* x as bf16_pack made it */
+    const char *tmp;   /* x as bf16_pack made it */
+    int stream;        /* products are more than caches hold, in whole lines */
+    char *out_x;       /* where gated ones go, as x of all rows (x_tiles.h); NULL: to out */
+    size_t first, all; /* of which these are first, first + 1, ... */
 };
 
 /* Scales of group g of a panel: its v-th VL rows. FP4's codes are doubled, so its scales are

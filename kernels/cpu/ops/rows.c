@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Kernels that move or map rows: embed, gather, copy, glu, act, argmax. */
 #include "kernels/cpu/ops/args.h"
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/ops/glu.h"
 
 INLINE void embed(const uint64_t *args, uint32_t block, uint32_t n_blocks,
                   const enum ember_dtype dtype)
@@ -127,18 +127,6 @@ INLINE void split_pairs(const float *x, size_t n, vf *ret_even, vf *ret_odd)
     }
     *ret_even = v_load(even);
     *ret_odd = v_load(odd);
-}
-
-INLINE vf glu_value(vf gate, vf up, const enum ember_act act, float limit, float alpha)
-{
-    if (limit > 0) {
-        vf most = v_set(limit);
-        gate = v_min(most, gate);
-        up = v_min(most, v_max(v_set(-limit), up));
-        gate = v_mul(gate, v_sigmoid(v_mul(v_set(alpha), gate)));
-        return v_mul(gate, v_add(up, v_set(1.0f)));
-    }
-    return v_mul(v_act(gate, act), up);
 }
 
 INLINE void glu(const uint64_t *args, uint32_t block, uint32_t n_blocks, const enum ember_act act)

@@ -17,6 +17,8 @@
 
 /* ---- linear ---- */
 
+#define LINEAR_STREAM_BYTES 2097152u
+
 INLINE struct post linear_post(const uint64_t *args)
 {
     return (struct post){arg_pointer(args[LIN_B]), (enum ember_dtype)args[LIN_B_DTYPE],
@@ -41,16 +43,37 @@ INLINE void linear_rows(const uint64_t *args, struct range range, struct panel_r
     }
 }
 
+/* Whether lines of n rows of products are whole, and more than stay in cache until they are read.
+ */
+INLINE int linear_streams(const uint64_t *args, size_t n)
+{
+    return n * args[LIN_N] * sizeof(float) >= LINEAR_STREAM_BYTES &&
+           (args[LIN_OUT] | args[LIN_OUT_STRIDE]) % 64 == 0;
+}
+
 KERNEL(linear_tiles)
 {
-    const size_t n = arg_rows(args), panels = (args[LIN_N] + 15) / EMBER_PANEL;
+    const size_t n = arg_rows(args);
     const struct post post = linear_post(args);
-    const struct panels q = linear_panels(args);
+    const struct panel_gate gate = {(enum ember_act)args[LINT_ACT], arg_float(args[LINT_LIMIT]),
+                                    arg_float(args[LINT_ALPHA]), args[LIN_N] / 2 / EMBER_PANEL};
+    struct panels q = linear_panels(args);
+    size_t panels = (args[LIN_N] + 15) / EMBER_PANEL;
     struct panel_part part;
-    for (size_t turn = 0; panel_part(n, PANEL_ROWS, panels, block, n_blocks, turn, &part); turn++) {
+    if (args[LINT_GLU]) {
+        q.gate = &gate;
+        panels = gate.panels;
+    }
+    for (size_t turn = 0; panel_part(n, BF16_ROWS, panels, block, n_blocks, turn, &part); turn++) {
         struct panel_rows rows;
         linear_rows(args, part.rows, &rows);
         rows.tmp = arg_pointer(args[LINT_X_TMP]) + part.rows.first * args[LINT_X_TMP_STRIDE];
+        if (EMBER_ISA == 4 && n > 1)
+            rows.x[0] = NULL;
+        rows.stream = linear_streams(args, n);
+        rows.out_x = n > 1 ? arg_pointer(args[LINT_OUT_X]) : NULL;
+        rows.first = part.rows.first;
+        rows.all = n;
         bf16_panels(&q, &rows, part.panels, &post);
     }
 }
@@ -142,6 +165,8 @@ INLINE void moe_part(const uint64_t *args, const int integer, const struct panel
         m = n_slots - s < PANEL_ROWS ? n_slots - s : PANEL_ROWS;
         rows.n = m;
         rows.tmp = tmp + s * (integer ? 0 : args[MOET_X_TMP_STRIDE]);
+        rows.stream = 0;
+        rows.out_x = NULL;
         for (size_t i = 0; i < m; i++) {
             size_t slot = first + slots[s + i];
             size_t row = args[MOEA_PER_SLOT] ? slot : slot / topk;
