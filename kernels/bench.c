@@ -124,6 +124,16 @@ static void linear_item(struct item *item, const struct model *m, const char *wh
     item->rate = RATE_BF16;
 }
 
+/* A linear as gate and up of an MLP. */
+static void gated_item(struct item *item, const struct model *m, uint32_t rows)
+{
+    linear_item(item, m, "gate_up, gated", rows, 2 * m->inter, m->hidden);
+    tensor(item, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, rows, m->inter);
+    tensor(item, LINEAR_GATE_UP, EMBER_ARENA_SCRATCH, EMBER_F32, rows, 2 * m->inter);
+    item->op.i[LINEAR_I_GLU] = EMBER_GLU_HALVES;
+    item->op.i[LINEAR_I_ACT] = EMBER_ACT_SILU;
+}
+
 /* A weight in one of the quantised forms; terms: of integer x, 0: floats. */
 struct quant_form {
     const char *name;
@@ -407,8 +417,11 @@ static bool item_make(struct item *item, const struct model *m, uint32_t i)
         return moe_make(item, m, i);
     if (i < ARRAY_LEN(linears) * ARRAY_LEN(bench_rows)) {
         uint32_t n = bench_rows[i / ARRAY_LEN(linears)], l = i % ARRAY_LEN(linears);
-        linear_item(item, m, linears[l].name, l == 4 && n > 16 ? 16 : n, linears[l].N,
-                    linears[l].K);
+        if (l == 2)
+            gated_item(item, m, n);
+        else
+            linear_item(item, m, linears[l].name, l == 4 && n > 16 ? 16 : n, linears[l].N,
+                        linears[l].K);
         return true;
     }
     i -= ARRAY_LEN(linears) * ARRAY_LEN(bench_rows);
