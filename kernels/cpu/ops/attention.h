@@ -10,14 +10,15 @@
  * and V (the heads of a group, and neighbouring rows of a sequence) go through the keys together,
  * which changes nothing for each one.
  *
- * A body is a file that includes this one, defines
+ * A body is a file that includes this one and defines:
  *
- *   ROW_TILE                                               rows whose queries may share K and V
- *   QUERIES                                                queries that go through the keys
- * together SUMS                                                   floats of their sums struct room
- * what it needs beside its queries room_start(args, room, query, n)                       what it
- * makes of n queries run_part(args, kv, room, query, n, from, to)           keys from .. to - 1 of
- * n queries of one sequence, rows ascending: top, total and sum of each
+ * - ROW_TILE, rows whose queries may share K and V;
+ * - QUERIES, queries that go through the keys together;
+ * - SUMS, floats of their sums;
+ * - struct room, what it needs beside its queries;
+ * - room_start(args, room, query, n), what it makes of n queries;
+ * - run_part(args, kv, room, query, n, from, to): keys from .. to - 1 of n queries of one sequence,
+ *   rows ascending: top, total and sum of each;
  *
  * and then includes attention_rows.h for all that is around a part.
  */
