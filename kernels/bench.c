@@ -147,7 +147,7 @@ struct quant_form {
 static const struct quant_form quant_forms[] = {
     {"q8", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 256, 1, 256},
     {"q4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, 1, 32},
-    {"fp4", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, 2, 32},
+    {"fp4", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, 0, 0},
     {"fp8", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, 0, 0},
     {"q8 head", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 128, 2, 128},
     {"q8 small", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 32, 2, 32},
@@ -162,21 +162,23 @@ static const uint32_t bench_rows[] = {1, 16, 512};
 /* Elements of a row of codes. */
 static uint32_t code_columns(const struct quant_form *f, uint32_t K)
 {
-    uint32_t cols = f->codes == EMBER_U8 ? (K + 31) / 32 * 16 : K;
-    return f->terms ? (uint32_t)size_align(cols, EMBER_TILE_LINE) : cols;
+    return (uint32_t)size_align(f->codes == EMBER_U8 ? (K + 31) / 32 * 16 : K, EMBER_TILE_LINE);
 }
 
 /* The x of a quantised item, made ahead: it is zeros and noise. */
 static void quant_x(struct item *item, const struct quant_form *f, uint32_t rows, uint32_t K)
 {
     uint32_t segments = f->x_group ? (K + f->x_group - 1) / f->x_group : 1;
+    item->op.i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
     if (!f->terms) {
         tensor(item, LINEAR_X, EMBER_ARENA_SCRATCH, EMBER_F32, rows, K);
+        tensor(item, LINEAR_X_TMP, EMBER_ARENA_SCRATCH, EMBER_U8, rows,
+               (uint32_t)EMBER_X_TMP_BYTES(K));
+        item->rate = RATE_BF16;
         return;
     }
     tensor(item, LINEAR_X, EMBER_ARENA_SCRATCH, EMBER_I8, rows, f->terms * EMBER_X8_COLUMNS(K));
     tensor(item, LINEAR_X_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, rows, segments);
-    item->op.i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
     item->op.i[LINEAR_I_K] = K;
     item->op.i[LINEAR_I_X_GROUP] = f->x_group;
     item->op.i[LINEAR_I_X_TERMS] = f->terms;
@@ -301,8 +303,12 @@ static void moe_item(struct item *item, const struct model *m, const struct quan
     char what[40];
     snprintf(what, sizeof(what), "%s %s", down ? "down" : "gate_up", f ? f->name : "bf16");
     item_start(item, m, EMBER_OP_MOE_LINEAR, what, rows);
-    if (!f || !f->terms)
+    if (!f || !f->terms) {
         tensor(item, MOE_X, EMBER_ARENA_SCRATCH, EMBER_F32, x_rows, K);
+        tensor(item, MOE_X_TMP, EMBER_ARENA_SCRATCH, EMBER_U8, rows * topk,
+               (uint32_t)EMBER_X_TMP_BYTES(K));
+        item->rate = RATE_BF16;
+    }
     if (f) {
         stack(item, MOE_W, f->codes, E, N, code_columns(f, K));
         stack(item, MOE_W_SCALE, f->scale, E, N, (K + f->group - 1) / f->group);
@@ -310,9 +316,6 @@ static void moe_item(struct item *item, const struct model *m, const struct quan
         item->op.i[MOE_I_GROUP] = f->group;
     } else {
         stack(item, MOE_W, EMBER_BF16, E, N, K);
-        tensor(item, MOE_X_TMP, EMBER_ARENA_SCRATCH, EMBER_U8, rows * topk,
-               (uint32_t)EMBER_X_TMP_BYTES(K));
-        item->rate = RATE_BF16;
     }
     if (f && f->terms) {
         tensor(item, MOE_X, EMBER_ARENA_SCRATCH, EMBER_I8, x_rows, f->terms * EMBER_X8_COLUMNS(K));
@@ -322,7 +325,7 @@ static void moe_item(struct item *item, const struct model *m, const struct quan
         item->op.i[MOE_I_X_TERMS] = f->terms;
         item->rate = RATE_INT8;
     }
-    item->op.i[MOE_I_LAYOUT] = f && !f->terms ? EMBER_LAYOUT_ROWS : EMBER_LAYOUT_TILES;
+    item->op.i[MOE_I_LAYOUT] = EMBER_LAYOUT_TILES;
     item->op.i[MOE_I_TOPK] = topk;
     item->op.i[MOE_I_PER_SLOT] = down;
     tensor(item, MOE_IDS, EMBER_ARENA_IO, EMBER_I32, rows, topk);
@@ -469,8 +472,8 @@ static int arena_need(struct bench *b, enum ember_arena arena, uint64_t bytes)
     if (!noise)
         return error_set(b->err, ENOMEM, "no memory for a MiB of noise");
     for (uint32_t i = 0, x = 1; i < 1 << 18; i++, x = x * 1664525 + 1013904223)
-        noise[i] = 0x3d003d00 |
-                   (x >> 8 & 0x807f807f); /* two bf16, or one float, of magnitude about 1/32 */
+        noise[i] = 0x3d203d20 | /* two bf16, or one float, of magnitude about 1/32; no small FP8 */
+                   (x >> 8 & 0x807f807f);
     for (uint64_t at = 0; !r && at < bytes; at += MIB)
         r = b->backend->copy_in(b->queue, b->memory[arena], at, noise, MIN(bytes - at, MIB),
                                 &error);

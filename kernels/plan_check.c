@@ -314,7 +314,7 @@ static int64_t check_weight(struct check *c, const struct weight_slots *s, int r
     int64_t quant = int_in(c, s->quant, "quantisation", EMBER_QUANT_NONE, EMBER_QUANT_COUNT - 1);
     enum ember_layout layout =
         (enum ember_layout)int_in(c, s->layout, "layout", EMBER_LAYOUT_ROWS, EMBER_LAYOUT_TILES);
-    uint64_t group, line, cols;
+    uint64_t group, cols;
     bool four = quant == EMBER_QUANT_INT4 || quant == EMBER_QUANT_FP4;
     if (c->failed)
         return quant;
@@ -331,14 +331,14 @@ static int64_t check_weight(struct check *c, const struct weight_slots *s, int r
         part(c, s->w, "weight", layout, rank, experts, n, k);
         return quant;
     }
-    if ((layout == EMBER_LAYOUT_TILES) != (quant != EMBER_QUANT_FP8))
+    if (layout != EMBER_LAYOUT_TILES)
         fail(c, "a weight of kind %lld in layout %d", (long long)quant, (int)layout);
     group = (uint64_t)int_in(c, s->group, "group", 32, DIM_MAX);
     if (group % 32 && group < k)
         fail(c, "groups of %llu, not a multiple of 32", (unsigned long long)group);
     cols = four ? (k + 31) / 32 * 16 : k;
-    line = layout == EMBER_LAYOUT_TILES ? EMBER_TILE_LINE : 1;
-    part(c, s->w, "weight", layout, rank, experts, n, (cols + line - 1) / line * line);
+    cols = (cols + EMBER_TILE_LINE - 1) / EMBER_TILE_LINE * EMBER_TILE_LINE;
+    part(c, s->w, "weight", layout, rank, experts, n, cols);
     part_dtype(c, s->w, "weight", (enum ember_dtype)dtypes[quant]);
     check_scales(c, s, quant, layout, rank, experts, n, (k + group - 1) / group);
     return quant;
@@ -377,14 +377,14 @@ static void check_product(struct check *c, const struct weight_slots *s, uint64_
     if (integer) {
         check_integer_x(c, s, quant, x_rows, k);
     } else {
-        if (quant != EMBER_QUANT_NONE && quant != EMBER_QUANT_FP8)
+        if (quant == EMBER_QUANT_INT4 || quant == EMBER_QUANT_INT8)
             fail(c, "float x with a weight of kind %lld", (long long)quant);
         act(c, s->x, "x", IN, x_rows, k);
     }
     if (quant == EMBER_QUANT_NONE && op->i[s->layout] == EMBER_LAYOUT_ROWS &&
         op->t[s->w].dtype == EMBER_BF16)
         fail(c, "bf16 in rows is for tables alone");
-    if (quant == EMBER_QUANT_NONE && op->i[s->layout] == EMBER_LAYOUT_TILES) {
+    if (!integer && op->i[s->layout] == EMBER_LAYOUT_TILES) {
         check_x_tmp(c, s->x_tmp, "x tmp", OUT, x_rows, k);
         distinct(c, s->x_tmp, -1);
     } else if (!absent(c, s->x_tmp))
@@ -491,8 +491,11 @@ static void check_linear(struct check *c)
         check_x_tmp(c, LINEAR_OUT_X, "out x", OUT, c->n, out);
         distinct(c, LINEAR_OUT_X, -1);
     }
-    if (int_in(c, LINEAR_I_X_READY, "x ready", 0, 1))
+    if (int_in(c, LINEAR_I_X_READY, "x ready", 0, 1)) {
+        if (c->op->i[LINEAR_I_QUANT])
+            fail(c, "x ready for a weight that is quantised: nobody writes its form of x");
         handed_over(c);
+    }
 }
 
 static void check_rope_table(struct check *c)

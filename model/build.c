@@ -161,7 +161,7 @@ static struct x_form x_form(const struct builder *b, const struct weight *w)
     bool made8 = w->made && (w->quant == EMBER_QUANT_INT4 || w->group >= X_GROUP_MADE);
     struct x_form form = {b->d->quant.int8_x || made8 ? 1 : 2, made8 ? X_GROUP_MADE : X_GROUP};
     uint32_t k = w->dim[w->rank - 1];
-    if (w->quant == EMBER_QUANT_NONE || w->quant == EMBER_QUANT_FP8)
+    if (w->quant != EMBER_QUANT_INT4 && w->quant != EMBER_QUANT_INT8)
         return (struct x_form){0, 0};
     if (form.terms == 1 && w->group >= k && !w->made)
         form.group = 0;
@@ -192,17 +192,17 @@ static struct ember_tensor quantize(struct builder *b, enum ember_rows rows, str
     return o->t[QUANTIZE_OUT];
 }
 
-/* What a linear over bf16 in tiles needs beside its x. */
+/* What a linear over bf16 or small floats in tiles needs beside its x. */
 static struct ember_tensor x_tmp(const struct builder *b, const struct weight *w)
 {
-    if (w->layout != EMBER_LAYOUT_TILES || w->quant)
+    if (w->layout != EMBER_LAYOUT_TILES || x_form(b, w).terms)
         return (struct ember_tensor){0};
     return narrow(b->x_tmp, (uint32_t)EMBER_X_TMP_BYTES(w->dim[w->rank - 1]));
 }
 
 /*
  * x, which is about to be made, goes to the linear over a layer's weight, and to nobody else: what
- * OUT_X is. LAYER_WEIGHT_COUNT: to others, too.
+ * OUT_X is, of bf16 weights. LAYER_WEIGHT_COUNT: to others, too.
  */
 static struct ember_tensor hand_over(struct builder *b, struct ember_tensor x,
                                      enum layer_weight reader, struct ember_tensor room)
@@ -213,7 +213,7 @@ static struct ember_tensor hand_over(struct builder *b, struct ember_tensor x,
     if (reader == LAYER_WEIGHT_COUNT)
         return none;
     w = &b->layout->weights[b->model->layer_slots[b->layer][reader]];
-    if (!x_tmp(b, w).rank)
+    if (!x_tmp(b, w).rank || w->quant)
         return none;
     b->handed = x;
     b->handed_tmp = narrow(room, (uint32_t)EMBER_X_TMP_BYTES(x.dim[1]));
@@ -819,7 +819,7 @@ static void scratch_inputs(struct builder *b)
         }
         if (w->order_at)
             sorted = MAX(sorted, k);
-        if (w->layout == EMBER_LAYOUT_TILES && !w->quant)
+        if (w->layout == EMBER_LAYOUT_TILES && !form.terms)
             tmp = MAX(tmp, (uint32_t)EMBER_X_TMP_BYTES(k));
     }
     if (tmp && b->inner.rank)

@@ -80,7 +80,7 @@ const struct model_info *model_info(const struct model *model);
  * be changed with whatever makes the bytes of an arena of the same shapes differ; packs of another
  * family are not read (model/pack.h).
  */
-#define WEIGHTS_FAMILY "tiles.2"
+#define WEIGHTS_FAMILY "tiles.3"
 /* Changes when quantising makes other numbers of the same weights and rules: part of a pack's name
  * (engine/packs.h), so that a build does not find those of one that quantised otherwise. */
 #define QUANTIZE_VERSION "2"

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Weights in tiles (ember/op.h, layout TILES): which are, and how rows become panels while they are
- * loaded. All that can be quantised for matrix units, and bf16 matrices that are only multiplied
- * with, or are the head as well; other tables of embeddings are read by rows and stay so.
+ * loaded. All that is quantised, and bf16 matrices that are only multiplied with, or are the head
+ * as well; other tables of embeddings are read by rows and stay so.
  */
 #include "model/model_private.h"
 
@@ -17,10 +17,8 @@
 void weight_choose_layout(const struct model *model, uint32_t slot, struct weight *w)
 {
     bool multiplied = model->slots[slot].linear || (slot == model->head && w->rank == 2);
-    bool integers =
-        w->quant == EMBER_QUANT_INT4 || w->quant == EMBER_QUANT_FP4 || w->quant == EMBER_QUANT_INT8;
     w->layout = EMBER_LAYOUT_ROWS;
-    if (!integers && !(w->quant == EMBER_QUANT_NONE && w->dtype == EMBER_BF16 && multiplied))
+    if (w->quant == EMBER_QUANT_NONE && !(w->dtype == EMBER_BF16 && multiplied))
         return;
     w->layout = EMBER_LAYOUT_TILES;
     w->row_bytes = size_align(w->row_bytes, EMBER_TILE_LINE);

@@ -130,7 +130,8 @@ static int from_choice(const json_t *spec, struct buffer *out, struct error *err
 
 static int compile(const struct api_grammar *g, struct buffer *out, struct error *err)
 {
-    struct grammar_json_options options = {.whitespace = g->whitespace, .compact = g->compact};
+    struct grammar_json_options options = {
+        .whitespace = g->whitespace, .compact = g->compact, .or_begins = g->or_begins};
 
     switch (g->kind) {
     case API_GRAMMAR_SCHEMA:
@@ -164,6 +165,7 @@ static bool digest_of_request(const struct api_grammar *g, struct digest *ret)
     digest_update(state, &g->kind, sizeof g->kind);
     digest_update(state, &g->compact, sizeof g->compact);
     digest_update_string(state, g->whitespace);
+    digest_update_string(state, g->or_begins);
     digest_update_string(state, text);
     *ret = digest_end(state);
     free(text);

@@ -96,8 +96,8 @@ struct message *message_new(const struct text *text, const struct api_request *r
     enum chat_forced forced = request->tool_choice == API_TOOLS_NAMED      ? CHAT_FORCED_ARGUMENTS
                               : request->tool_choice == API_TOOLS_REQUIRED ? CHAT_FORCED_CALLS
                                                                            : CHAT_FREE;
-    if (request->grammar.kind != API_GRAMMAR_NONE) /* of all of the text: it has no other parts */
-        form = (struct chat_form){0};
+    if (request->grammar.kind != API_GRAMMAR_NONE) /* of all of the text, or else it is a call */
+        form = (struct chat_form){.tools = request->grammar.or_begins ? form.tools : 0};
     if (request->kind != API_CHAT || (!forced && !form.tools && !form.reasoning))
         return NULL;
     m = x_alloc(sizeof *m);

@@ -55,7 +55,8 @@ struct api_grammar {
     json_t *owned;          /* what `spec` is, when a schema came as text */
     const char *whitespace; /* a pattern, or NULL */
     bool compact;
-    const char *field; /* that asked for it */
+    const char *or_begins; /* a text that begins so keeps to nothing: a call; or NULL */
+    const char *field;     /* that asked for it */
 };
 
 struct api_request {

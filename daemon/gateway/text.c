@@ -376,6 +376,24 @@ static int prepare_prompt(const struct text *text, struct api_request *request,
     return check_ids(text, request, prompt, fail);
 }
 
+/*
+ * Tools that may be called, beside a schema for the answer: either is the model's choice. The
+ * marker of a call has to be a text that masks know: special tokens are in none.
+ */
+static void leave_calls_open(const struct text *text, struct api_request *request)
+{
+    struct api_grammar *g = &request->grammar;
+    const char *begins = chat_calls_begin(text->form);
+
+    if (!begins || request->kind != API_CHAT || !request->tools ||
+        request->tool_choice != API_TOOLS_AUTO ||
+        (g->kind != API_GRAMMAR_SCHEMA && g->kind != API_GRAMMAR_OBJECT))
+        return;
+    int64_t id = tokenizer_token_id(text->tokenizer, begins, strlen(begins));
+    if (id < 0 || !tokenizer_is_special(text->tokenizer, (uint32_t)id))
+        g->or_begins = begins;
+}
+
 static void apply_defaults(const struct text *text, struct api_request *request)
 {
     Ember__V1__Sampling *s = &request->sampling;
@@ -427,6 +445,7 @@ int text_prepare(const struct text *text, struct api_request *request, struct ap
     if (r < 0 || request->kind == API_TOKENIZE || request->kind == API_DETOKENIZE)
         return r;
     r = check_sampling(text, request, fail);
+    leave_calls_open(text, request);
     apply_defaults(text, request);
     return r;
 }

@@ -133,9 +133,9 @@ enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SO
  * zero:  u8 [N, G], INT4 only; absent: 8 for INT4, else 0.
  * group is a multiple of 32, or at least K.
  *
- * Integers. INT4, FP4 and INT8 are multiplied with x as integers (of the quantize op), in segments
- * of k of X_GROUP elements (0: one segment, K). With q the integer of x, xs its scale, and c the
- * code - zero (for FP4: twice the value, which is an integer, and half the scale instead):
+ * Integers. INT4, INT8 and FP4 may be multiplied with x as integers (of the quantize op), in
+ * segments of k of X_GROUP elements (0: one segment, K). With q the integer of x, xs its scale, and
+ * c the code - zero (for FP4: twice the value, which is an integer, and half the scale instead):
  *
  *   acc = 0; for each segment s, in order: acc = acc + (float)(sum over s of q * c) * (xs * scale)
  *
@@ -143,6 +143,8 @@ enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SO
  * gives the same bits. X_GROUP is a multiple of 32 and divides group, where that is below K; one
  * segment asks for group >= K <= EMBER_INT8_K_MAX; with two terms X_GROUP is at most
  * EMBER_INT16_GROUP_MAX.
+ *
+ * Small floats. FP8 and FP4 are multiplied with float x.
  *
  * Layout ROWS: rows behind one another, as above. Layout TILES: every row filled up with zero bytes
  * to a multiple of 64, rows in panels of 16, the last of a matrix filled up with rows of zeros. The
@@ -152,8 +154,8 @@ enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SO
  * points of a panel are [G, 16]. The operand's dimensions are those of ROWS with the last one
  * filled up; row_stride is that of one row (16 of them are a panel) or, of rank 3, of one matrix
  * with its last panel filled up. Some rows of a matrix can be an operand when the first of them
- * begins a panel. INT4, FP4 and INT8 are always in TILES, FP8, F16 and F32 in ROWS; BF16 in TILES,
- * or in ROWS when it is only a table of embed.
+ * begins a panel. What is quantised is always in TILES, F16 and F32 in ROWS; BF16 in TILES, or in
+ * ROWS when it is only a table of embed.
  */
 enum ember_layout { EMBER_LAYOUT_ROWS, EMBER_LAYOUT_TILES };
 #define EMBER_PANEL 16                                            /* rows */
@@ -238,7 +240,7 @@ enum {
     LINEAR_W_SCALE /* [opt] [N, G] */,
     LINEAR_W_ZERO /* [opt] u8 [N, G] */,
     LINEAR_X_SCALE /* [opt] f32 [rows, segments] */,
-    LINEAR_X_TMP /* BF16 in TILES: u8 [rows, EMBER_X_TMP_BYTES(K)], the backend's to write to */,
+    LINEAR_X_TMP /* float x, w in TILES: u8 [rows, EMBER_X_TMP_BYTES(K)], the backend's to write */,
     LINEAR_GATE_UP /* gated: f32 [rows, N], the backend's to write to */,
     LINEAR_OUT_X /* [opt] u8 [rows, EMBER_X_TMP_BYTES(columns of OUT)] */
 };

@@ -326,13 +326,15 @@ static int begin_weight(struct lowering *l, const char *family, const struct wei
         set_rows(l, at, s->x_tmp);
         return 0;
     }
-    if (quant == EMBER_QUANT_FP8 && !tiles && !integer) {
-        snprintf(name, sizeof(name), "%s.fp8", family);
+    if ((quant == EMBER_QUANT_FP8 || quant == EMBER_QUANT_FP4) && tiles && !integer) {
+        snprintf(name, sizeof(name), "%s.fp", family);
         begin(l, name, max_rows);
-        set_tensor(l, at, s->w_scale);
-        set_int(l, at + 1, row_stride(scale, layout));
+        set_int(l, at, (uint64_t)quant);
+        set_tensor(l, at + 1, s->w_scale);
         set_int(l, at + 2, scale->dtype);
-        set_int(l, at + 3, (uint64_t)op->i[s->group]);
+        set_int(l, at + 3, scale->dim[scale->rank - 1]);
+        set_int(l, at + 4, (uint64_t)op->i[s->group]);
+        set_rows(l, at + 5, s->x_tmp);
         return 0;
     }
     if (!tiles || !integer ||
@@ -374,7 +376,8 @@ static bool gates(const struct lowering *l)
 {
     const struct ember_op *op = l->op;
     return l->isa == CPU_ISA_AMX && op->i[LINEAR_I_GLU] == EMBER_GLU_HALVES &&
-           op->t[LINEAR_X_TMP].rank && op->t[LINEAR_W].dim[0] % (2 * EMBER_PANEL) == 0;
+           op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_QUANT] &&
+           op->t[LINEAR_W].dim[0] % (2 * EMBER_PANEL) == 0;
 }
 
 static int lower_op(struct lowering *l);
@@ -428,7 +431,7 @@ static int lower_linear(struct lowering *l)
     };
     const struct ember_op *op = l->op;
     const struct ember_tensor *w = &op->t[LINEAR_W], *out = &op->t[LINEAR_OUT];
-    bool tiles = op->t[LINEAR_X_TMP].rank;
+    bool tiles = op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_QUANT];
     uint64_t panels = (w->dim[0] + EMBER_PANEL - 1) / EMBER_PANEL, rows = out->dim[0];
     uint32_t K;
     if (op->i[LINEAR_I_GLU] && !gates(l))
@@ -448,7 +451,8 @@ static int lower_linear(struct lowering *l)
     set_float(l, LIN_SOFTCAP, op->f[LINEAR_F_SOFTCAP]);
     if (tiles)
         tiles_args(l);
-    r = emit_x_tiles(l, "x_tiles", tiles && !op->i[LINEAR_I_X_READY], (rows + 15) / 16,
+    r = emit_x_tiles(l, tiles ? "x_tiles" : "x_fp",
+                     op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_X_READY], (rows + 15) / 16,
                      4.0 * (double)rows * K);
     if (r)
         return r;
@@ -689,7 +693,8 @@ static int lower_moe_linear(struct lowering *l)
     set_int(l, MOEA_K, K);
     set_int(l, MOEA_TOPK, (uint64_t)op->i[MOE_I_TOPK]);
     set_int(l, MOEA_PER_SLOT, (uint64_t)op->i[MOE_I_PER_SLOT]);
-    r = emit_x_tiles(l, "moe_x_tiles", op->t[MOE_X_TMP].rank, w->dim[0], 4.0 * rows * K);
+    r = emit_x_tiles(l, op->i[MOE_I_QUANT] ? "moe_x_fp" : "moe_x_tiles", op->t[MOE_X_TMP].rank,
+                     w->dim[0], 4.0 * rows * K);
     if (r)
         return r;
     blocks(l, (w->dim[1] + 15) / 16 * (uint64_t)op->i[MOE_I_TOPK], rows * w->dim[1] * K);

@@ -64,7 +64,9 @@ struct pool {
     uint32_t n_started; /* threads of our own */
     bool tried_start;
     pthread_t *threads;
-    struct id_set *places;    /* of each thread, the caller first; NULL: anywhere */
+    struct id_set *places; /* of each thread, the caller first; NULL: anywhere */
+    uint32_t unbound_runs;
+    _Atomic bool bind;        /* each thread to its place */
     _Atomic uint32_t n_named; /* threads that know which of them they are */
 };
 
@@ -157,10 +159,6 @@ static void start_threads(struct pool *pool)
     sigset_t all, old;
 
     pool->tried_start = true;
-    if (pool->n_threads == 1) {
-        cpus_bind(&pool->places[0]);
-        return;
-    }
     pool->threads = mem_alloc(pool->n_threads - 1, sizeof *pool->threads);
     if (!pool->threads || pthread_attr_init(&attr))
         return;
@@ -170,8 +168,6 @@ static void start_threads(struct pool *pool)
     while (pool->n_started < pool->n_threads - 1 &&
            !pthread_create(&pool->threads[pool->n_started], &attr, worker, pool))
         pool->n_started++;
-    if (pool->places) /* the others have begun where we could run */
-        cpus_bind(&pool->places[0]);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     pthread_attr_destroy(&attr);
 }
@@ -325,13 +321,16 @@ static void *worker(void *arg)
     struct pool *pool = arg;
     struct waiter w = {&pool->workers, atomic_fetch_add(&pool->n_named, 1) + 1, 0};
     struct share share;
+    bool bound = false;
 
     pthread_setname_np(pthread_self(), "ember-pool");
-    if (pool->places)
-        cpus_bind(&pool->places[w.index]);
-    else
+    if (!pool->places)
         cpus_unbind(); /* who started this may be bound for another pool */
     while (!atomic_load(&pool->stop)) {
+        if (!bound && atomic_load_explicit(&pool->bind, memory_order_acquire)) {
+            cpus_bind(&pool->places[w.index]);
+            bound = true;
+        }
         if (!is_active(pool, &w))
             wait_active(pool, &w);
         else if (grab(pool, &share))
@@ -385,9 +384,11 @@ void pool_run_timed(struct pool *pool, const struct pool_launch *list, uint32_t 
     struct share share;
     uint32_t run;
 
+    if (pool->places && !pool->bind && ++pool->unbound_runs > POOL_UNBOUND_RUNS) {
+        cpus_bind(&pool->places[0]);
+        atomic_store_explicit(&pool->bind, true, memory_order_release);
+    }
     if (pool->n_threads == 1) {
-        if (pool->places && !pool->tried_start)
-            start_threads(pool);
         run_alone(list, count, ns);
         return;
     }
@@ -424,7 +425,7 @@ struct pool *pool_new(uint32_t threads)
 
 void pool_place(struct pool *pool, struct placement *where)
 {
-    assert(!pool->tried_start && !pool->places && where->n_threads == pool->n_threads);
+    assert(!pool->unbound_runs && !pool->places && where->n_threads == pool->n_threads);
     pool->places = TAKE(where->threads);
 }
 
@@ -432,7 +433,7 @@ void pool_free(struct pool *pool)
 {
     if (!pool)
         return;
-    if (pool->places && pool->tried_start)
+    if (pool->bind)
         cpus_unbind();
     atomic_store(&pool->stop, true);
     wake(pool, &pool->workers);

@@ -49,10 +49,12 @@ struct pool;
 /* threads: with the caller; 0 means cpu_limit(). NULL when memory is short. Starts nothing yet. */
 struct pool *pool_new(uint32_t threads);
 /*
- * Where the threads run; thread 0 is the caller. It is bound when the others start, or in the first
- * run when there are none, and let go by pool_free, which is then for the same thread to call. The
- * pool takes where->threads, which are as many as it has. Before the first run.
+ * Where the threads run; thread 0 is the caller. They are bound after POOL_UNBOUND_RUNS runs: an
+ * instance that starts has its first ones quicker on whichever processor is free. The caller is let
+ * go by pool_free, which is then for the same thread to call. The pool takes where->threads, which
+ * are as many as it has. Before the first run.
  */
+#define POOL_UNBOUND_RUNS 16
 void pool_place(struct pool *pool, struct placement *where);
 void pool_free(struct pool *pool);
 DEFINE_CLEANUP(struct pool *, pool_free)

@@ -94,6 +94,9 @@ bool chat_wants(struct chat_form form, const char *token, size_t len);
  * prompt has opened, harmony's header. NULL: nothing.
  */
 const char *chat_answer_begins(struct chat_form form, const char *prompt, size_t len);
+/* The marker that a text with calls begins with; NULL: no text does, or one without a marker may.
+ */
+const char *chat_calls_begin(struct chat_form form);
 
 enum chat_channel { CHAT_CONTENT, CHAT_REASONING };
 

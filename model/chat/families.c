@@ -65,6 +65,15 @@ const struct thought *chat_thought(enum chat_reasoning reasoning)
     return &thoughts[reasoning];
 }
 
+const char *chat_calls_begin(struct chat_form form)
+{
+    const struct family *f = chat_family(form.tools);
+
+    if (!f || f->bare)
+        return NULL;
+    return f->section_open ? f->section_open : f->call_open;
+}
+
 bool chat_is_harmony(struct chat_form form)
 {
     return form.reasoning == CHAT_REASONING_HARMONY || form.tools == CHAT_TOOLS_HARMONY;

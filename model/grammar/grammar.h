@@ -41,6 +41,8 @@ struct grammar_json_options {
      * up to 20 spaces or tabs. */
     const char *whitespace;
     bool compact; /* "," and ":" are followed by one space, and there is no other white space */
+    /* A text that begins with this instead may go on as it likes; NULL: none may. */
+    const char *or_begins;
 };
 
 /*

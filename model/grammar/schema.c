@@ -488,6 +488,16 @@ static struct node *own_space(struct build *b, const char *pattern)
     return node_rule(b, rule);
 }
 
+/* What nothing satisfies stays an error. */
+static struct node *or_other(struct build *b, struct node *value, const char *begins)
+{
+    struct node *rest = node_repeat(b, any_char(b, false), 0, MANY);
+
+    return value->kind == NODE_NONE
+               ? value
+               : node_either(b, value, node_pair(b, node_text(b, begins), rest));
+}
+
 int grammar_from_schema(const json_t *schema, const struct grammar_json_options *options,
                         struct buffer *out, struct error *err)
 {
@@ -499,7 +509,10 @@ int grammar_from_schema(const json_t *schema, const struct grammar_json_options 
               : options && options->whitespace ? own_space(&b, options->whitespace)
                                                : default_space(&b);
     conj_add(&x, &c, schema);
-    int r = link_program(&b, value_node(&x, &c), out);
+    struct node *root = value_node(&x, &c);
+    if (options && options->or_begins)
+        root = or_other(&b, root, options->or_begins);
+    int r = link_program(&b, root, out);
     free(x.values);
     free(x.table);
     free(x.checked);

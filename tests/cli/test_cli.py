@@ -23,7 +23,7 @@ ANSWER = "I am ember-tiny, a very small language model that ships with emberd as
 
 def ctl(*args, env=None, check=True, text_in=None):
     run = subprocess.run([EMBERCTL, *args], capture_output=True, text=True, env=env, input=text_in,
-                         timeout=120)
+                         timeout=300)
     if check and run.returncode != 0:
         raise AssertionError(f"emberctl {' '.join(args)}: {run.returncode}\n{run.stdout}{run.stderr}")
     return run
@@ -47,8 +47,19 @@ def children(pid):
     return [int(p) for p in out.stdout.split()]
 
 
+def wait_until(condition, what):
+    """An event is waited for, however long the machine takes; only what never comes fails."""
+    end = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"not within a minute: {what}")
+        time.sleep(0.01)
+
+
 class Daemon:
-    def __init__(self, *options, fault=None, cache=None):
+    """emberd with what the machine's compiler does left out, unless it is about that."""
+
+    def __init__(self, *options, fault=None, cache=None, compile="never"):
         self.dir = tempfile.mkdtemp(prefix="ember-cli-")
         self.socket = os.path.join(self.dir, "s")
         self.cache = cache or os.path.join(self.dir, "cache")
@@ -57,12 +68,10 @@ class Daemon:
         self.log = open(os.path.join(self.dir, "log"), "w+")
         self.process = subprocess.Popen(
             [EMBERD, f"--socket={self.socket}", f"--runtime-dir={self.dir}/run",
-             f"--cache-dir={self.cache}", "--no-gateway", *options], env=env, stderr=self.log)
-        for _ in range(1000):
-            if subprocess.run([EMBERCTL, "status"], env=self.env, capture_output=True).returncode == 0:
-                return
-            time.sleep(0.01)
-        raise AssertionError("emberd does not answer")
+             f"--cache-dir={self.cache}", "--no-gateway", "--spawn-timeout=5m",
+             f"--compile={compile}", *options], env=env, stderr=self.log)
+        wait_until(lambda: subprocess.run([EMBERCTL, "status"], env=self.env,
+                                          capture_output=True).returncode == 0, "emberd answers")
 
     def ctl(self, *args, **more):
         return ctl(*args, env=self.env, **more)
@@ -75,7 +84,7 @@ class Daemon:
 
     def end(self, how=signal.SIGTERM):
         self.process.send_signal(how)
-        self.process.wait(20)
+        self.process.wait(60)
         self.log.close()
         shutil.rmtree(self.dir, ignore_errors=True)
 
@@ -231,7 +240,7 @@ class Generate(unittest.TestCase):
                 seen, terminal = os.openpty()
                 self.addCleanup(os.close, seen)
                 run = subprocess.run([EMBERCTL, *verb], stdout=subprocess.PIPE, stderr=terminal, text=True,
-                                     env=d.env, timeout=60)
+                                     env=d.env, timeout=120)
                 os.close(terminal)
                 told = os.read(seen, 4096).decode()
                 self.assertEqual(run.returncode, 0)
@@ -284,10 +293,10 @@ class Generate(unittest.TestCase):
 class Caches(unittest.TestCase):
     def test_a_second_daemon_compiles_and_captures_nothing(self):
         with tempfile.TemporaryDirectory() as cache:
-            with Daemon("--standby=0", cache=cache) as d:
+            with Daemon("--standby=0", cache=cache, compile="auto") as d:
                 first = d.json("spawn")["instance"]
                 self.assertEqual(d.text(QUESTION), ANSWER)
-            with Daemon("--standby=0", cache=cache) as d:
+            with Daemon("--standby=0", cache=cache, compile="auto") as d:
                 second = d.json("spawn")["instance"]
                 self.assertEqual(d.text(QUESTION), ANSWER)
             self.assertGreaterEqual(first["graphs_captured"], 1)
@@ -299,7 +308,7 @@ class Caches(unittest.TestCase):
     def test_ls_show_verify_export_import_gc(self):
         with tempfile.TemporaryDirectory() as d:
             cache, other = os.path.join(d, "a"), os.path.join(d, "b")
-            with Daemon("--standby=0", "--early-start=never", cache=cache) as daemon:
+            with Daemon("--standby=0", "--early-start=never", cache=cache, compile="auto") as daemon:
                 daemon.json("spawn")  # not early: those are READY before their canary, and so its record
             entries = json.loads(ctl("cache", "ls", f"--cache-dir={cache}", "--json").stdout)
             kinds = {e["kind"] for e in entries}
@@ -312,15 +321,15 @@ class Caches(unittest.TestCase):
             ctl("cache", "import", bundle, f"--cache-dir={other}")
             again = json.loads(ctl("cache", "ls", f"--cache-dir={other}", "--json").stdout)
             self.assertEqual({e["key"] for e in entries}, {e["key"] for e in again})
-            with Daemon("--standby=0", cache=other) as daemon:
+            with Daemon("--standby=0", cache=other, compile="auto") as daemon:
                 moved = daemon.json("spawn")["instance"]
-            self.assertEqual(moved["graphs_captured"], 0)
+            self.assertEqual((moved["graphs_captured"], moved["kernels_compiled"]), (0, 0))
             ctl("cache", "gc", "--max-bytes=0", f"--cache-dir={other}")
             self.assertEqual(json.loads(ctl("cache", "ls", f"--cache-dir={other}", "--json").stdout), [])
 
     def test_a_damaged_cache_is_rebuilt_and_the_text_is_the_same(self):
         with tempfile.TemporaryDirectory() as cache:
-            with Daemon("--standby=0", cache=cache) as d:
+            with Daemon("--standby=0", cache=cache, compile="auto") as d:
                 self.assertEqual(d.text(QUESTION), ANSWER)
             path = os.path.join(cache, "store.mdb")
             with open(path, "rb") as f:
@@ -329,11 +338,11 @@ class Caches(unittest.TestCase):
                 data[at] ^= 0x55
             with open(path, "wb") as f:
                 f.write(data)
-            with Daemon("--standby=0", cache=cache) as d:
+            with Daemon("--standby=0", cache=cache, compile="auto") as d:
                 self.assertEqual(d.text(QUESTION), ANSWER)
 
     def test_no_compiler(self):
-        with Daemon("--standby=0", "--cc=/nonexistent/cc") as d:
+        with Daemon("--standby=0", "--cc=/nonexistent/cc", compile="auto") as d:
             self.assertEqual(d.text(QUESTION), ANSWER)
             self.assertEqual(d.json("ps")[0]["kernels_compiled"], 0)
             d.log.flush()
@@ -349,20 +358,13 @@ class Ends(unittest.TestCase):
     def test_nothing_is_left_of_a_killed_daemon(self):
         d = Daemon("--standby=4")
         d.json("spawn")
-        for _ in range(500):
-            if d.json("status")["standby"] >= 4:
-                break
-            time.sleep(0.01)
+        wait_until(lambda: d.json("status")["standby"] >= 4, "its standbys are there")
         pids = children(d.process.pid)
         self.assertGreaterEqual(len(pids), 5)
         before = set(os.listdir("/dev/shm"))
         d.process.kill()
         d.process.wait()
-        for _ in range(300):
-            if not any(alive(p) for p in pids):
-                break
-            time.sleep(0.01)
-        self.assertFalse([p for p in pids if alive(p)])
+        wait_until(lambda: not any(alive(p) for p in pids), "its children are gone")
         self.assertEqual(set(os.listdir("/dev/shm")) - before, set())
         shutil.rmtree(d.dir)
 
@@ -382,10 +384,10 @@ class Ends(unittest.TestCase):
                                    env=d.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             run.stdout.read(20)
             run.stdout.close()
-            self.assertEqual(run.wait(5), 1)
+            self.assertEqual(run.wait(60), 1)
             self.assertIn("standard output", run.stderr.read())
             run.stderr.close()
-            self.assertEqual(d.json("status")["leased"], 0)
+            wait_until(lambda: d.json("status")["leased"] == 0, "the instance is given back")
 
     def test_output_that_cannot_be_written_is_no_success(self):
         with open("/dev/full", "w") as full:
@@ -403,19 +405,16 @@ class Ends(unittest.TestCase):
         with tempfile.TemporaryDirectory() as made:
             slow, fds = os.path.join(made, "cc"), os.path.join(made, "fds")
             with open(slow, "w") as f:
-                f.write(f"#!/bin/sh\nls -l /proc/self/fd > {fds}\nsleep 15\nexec cc \"$@\"\n")
+                f.write(f"#!/bin/sh\nls -l /proc/self/fd > {fds}\nsleep 300\nexec cc \"$@\"\n")
             os.chmod(slow, 0o755)
-            with Daemon("--standby=0", f"--cc={slow}") as d:
+            with Daemon("--standby=0", f"--cc={slow}", compile="auto") as d:
                 run = subprocess.Popen([EMBERCTL, "generate", QUESTION], env=d.env,
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-                for _ in range(1000):
-                    if os.path.exists(fds) and os.path.getsize(fds):
-                        break
-                    time.sleep(0.01)
+                wait_until(lambda: os.path.exists(fds) and os.path.getsize(fds), "it compiles")
                 run.send_signal(signal.SIGINT)
-                _, said = run.communicate(timeout=5)
+                _, said = run.communicate(timeout=60)
                 self.assertEqual(run.returncode, 130, said)
-                self.assertEqual(d.json("status")["leased"], 0)
+                wait_until(lambda: d.json("status")["leased"] == 0, "the instance is given back")
                 d.end(signal.SIGKILL)
             with open(fds) as f:  # a compiler gets nothing of ours but its three
                 self.assertNotIn("socket:", f.read())
@@ -427,8 +426,8 @@ class Ends(unittest.TestCase):
             run.stdout.read(20)
             run.send_signal(signal.SIGINT)
             run.stdout.read()
-            self.assertEqual(run.wait(20), 130)
-            self.assertEqual(d.json("status")["leased"], 0)
+            self.assertEqual(run.wait(60), 130)
+            wait_until(lambda: d.json("status")["leased"] == 0, "the instance is given back")
 
 
 class Help(unittest.TestCase):
@@ -462,7 +461,7 @@ class Help(unittest.TestCase):
             for what in want:
                 self.assertGreater(rows[what]["value"], 0, what)
                 self.assertGreater(rows[what]["share"], 0, what)
-            self.assertIn("attention", rows["kernels, ms a step"]["kernels"])
+            self.assertTrue(any(k.startswith("attention") for k in rows["kernels, ms a step"]["kernels"]))
         run = ctl("bench", "load", "/nowhere", check=False)
         self.assertEqual(run.returncode, 4)
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:

@@ -75,15 +75,15 @@ class Client:
     def __getattr__(self, name):
         request = METHODS[name][0]
         stub = self.stubs[name]
-        return lambda timeout=20, **fields: stub(request(**fields), timeout=timeout,
+        return lambda timeout=300, **fields: stub(request(**fields), timeout=timeout,
                                                  wait_for_ready=True)
 
-    def future(self, method, timeout=20, **fields):
+    def future(self, method, timeout=300, **fields):
         return self.stubs[method].future(METHODS[method][0](**fields), timeout=timeout,
                                        wait_for_ready=True)
 
     def healthy(self, service):
-        return self.health(health.HealthCheckRequest(service=service), timeout=5).status == 1
+        return self.health(health.HealthCheckRequest(service=service), timeout=60).status == 1
 
     def close(self):
         self.channel.close()
@@ -165,7 +165,7 @@ class Daemon:
         environment.update(env or {})
         command = [EMBERD, f"--runtime-dir={self.run_dir}", f"--socket={self.socket}",
                    f"--cache-dir={self.folder}/cache", f"--default-model={default_model}",
-                   "--no-gateway", *options]
+                   "--no-gateway", *(("--spawn-timeout=5m",) if real else ()), *options]
         if pass_fds:
             environment["LISTEN_FDNAMES"] = ":".join(name for name, _ in pass_fds)
             command = [HAND_OVER, ",".join(str(fd) for _, fd in pass_fds), *command]
@@ -220,7 +220,8 @@ class Daemon:
         return sorted(os.listdir(f"{self.run_dir}/instances"))
 
     @staticmethod
-    def wait_until(condition, what, seconds=10):
+    def wait_until(condition, what, seconds=60):
+        """An event is waited for, however long the machine takes; only what never comes fails."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if condition():
@@ -240,7 +241,7 @@ class Daemon:
 
     # ---- ending ----
 
-    def stop(self, sig=signal.SIGTERM, seconds=10):
+    def stop(self, sig=signal.SIGTERM, seconds=60):
         """Ends the daemon; returns its exit status."""
         self.client.close()
         if self.process.poll() is None:

@@ -12,7 +12,7 @@ from harness import alive, grpc
 from test_real import CASES
 
 CODE = grpc.StatusCode
-SLOWLY = "--load-rate=8MiB"  # the embedded model takes about two seconds
+SLOWLY = "--load-rate=4MiB"  # the embedded model takes about four seconds
 
 
 def name_of(pid):
@@ -25,7 +25,7 @@ def name_of(pid):
 
 class Early(unittest.TestCase):
     def daemon(self, *options, **more):
-        return test_real.Real.daemon(self, "--compile=never", *options, **more)
+        return test_real.Real.daemon(self, *options, **more)
 
     driver = test_real.Real.driver
     tearDown = test_real.Real.tearDown
@@ -59,7 +59,7 @@ class Early(unittest.TestCase):
         for t in threads:
             t.start()
         for t in threads:
-            t.join(30)
+            t.join(60)
         self.assertEqual(got, [True] * 4)
         self.assertEqual(d.client.GetStatus().loads, 1)
 
@@ -71,12 +71,12 @@ class Early(unittest.TestCase):
         self.assertEqual(self.driver(r).case(CASES[0]), CASES[0]["greedy_ids"])
 
     def test_term_during_a_load_is_no_failure_of_it(self):
-        d = self.daemon("--load-rate=4MiB", "--standby=0")
+        d = self.daemon(SLOWLY, "--standby=0")
         call = d.client.LoadModel(path=test_real.TINY)
         next(call)
         d.wait_until(lambda: self.loaders(d), "it loads")
         folder, d.own_folder = d.folder, False
-        self.assertEqual(d.stop(signal.SIGTERM, 5), 0)
+        self.assertEqual(d.stop(signal.SIGTERM), 0)
         self.assertIn("load broken off", d.text())
         self.assertNotIn("load failed", d.text())
         call.cancel()

@@ -25,14 +25,13 @@ class Packs(unittest.TestCase):
         self.packs = os.path.join(self.folder, "cache", "packs")
 
     def daemon(self, *options, **more):
-        return test_real.Real.daemon(self, "--compile=never", "--standby=0", *options,
-                                     folder=self.folder, **more)
+        return test_real.Real.daemon(self, "--standby=0", *options, folder=self.folder, **more)
 
     def names(self):
         return sorted(os.listdir(self.packs)) if os.path.isdir(self.packs) else []
 
     def written(self, d, n=1):
-        d.wait_until(lambda: d.client.GetStatus().packs == n, f"{n} packs written", 30)
+        d.wait_until(lambda: d.client.GetStatus().packs == n, f"{n} packs written")
         d.wait_until(lambda: not d.children(), "nothing runs any more")
 
     def serves(self, d):
@@ -91,7 +90,7 @@ class Packs(unittest.TestCase):
     def test_killed_while_it_is_written(self):
         d = self.daemon("--packs=always", env={"EMBER_FAULT": "pack-write:9=kill"})
         d.load()
-        d.wait_until(lambda: "pack not written" in d.text(), "it is told", 20)
+        d.wait_until(lambda: "pack not written" in d.text(), "it is told")
         self.assertEqual([n.endswith(".part") for n in self.names()], [True])
         self.serves(d)
         d.stop()
@@ -106,7 +105,7 @@ class Packs(unittest.TestCase):
     def test_a_full_disk(self):
         d = self.daemon("--packs=always", env={"EMBER_FAULT": "pack-write:9"})
         d.load()
-        d.wait_until(lambda: "No space left" in d.text(), "it is told", 20)
+        d.wait_until(lambda: "No space left" in d.text(), "it is told")
         self.assertEqual(self.names(), [])
         self.serves(d)
 
@@ -125,7 +124,7 @@ class Packs(unittest.TestCase):
         d = self.daemon("--packs=always", "--packs-rate=1MiB")
         d.load()
         d.wait_until(lambda: any(n.endswith(".part") for n in self.names()), "it is being written")
-        self.assertEqual(d.stop(signal.SIGTERM, 5), 0)
+        self.assertEqual(d.stop(signal.SIGTERM), 0)
 
     def test_a_damaged_pack_is_made_good_and_written_again(self):
         d = self.daemon("--packs=always")
@@ -148,7 +147,7 @@ class Packs(unittest.TestCase):
     def test_the_limit(self):
         d = self.daemon("--packs=always", "--packs-limit=4MiB")
         d.load()
-        d.wait_until(lambda: "packs_limit" in d.text(), "it is told", 20)
+        d.wait_until(lambda: "packs_limit" in d.text(), "it is told")
         self.serves(d)
         self.assertEqual(self.names(), [])
 

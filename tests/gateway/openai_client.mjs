@@ -183,9 +183,16 @@ const tests = {
   },
 
   async retries() { // its own: 429 is tried again after Retry-After
+    const root = baseURL.replace('/v1', ''), headers = { Authorization: 'Bearer good-key' };
+    const post = async (path) => assert.equal(
+      (await fetch(root + path, { method: 'POST', headers })).status, 200);
+    await post('/sleep'); // the queue is full for as long as nobody works on it
+    let refusals = 0;
     const crowd = Array.from({ length: 12 }, (_, i) => client.completions.create(
       { model, prompt: `${story} ${i}`, n: 16, max_tokens: 30, ignore_eos: true },
-      { maxRetries: 0 }).then(() => 'done', (e) => e));
+      { maxRetries: 0 }).then(() => 'done', (e) => (refusals++, e)));
+    while (!refusals) await new Promise((done) => setTimeout(done, 10));
+    await post('/wake_up');
     const ends = await Promise.all(crowd);
     const refused = ends.filter((e) => e !== 'done');
     assert.ok(refused.length > 0, 'nobody is refused');
@@ -207,7 +214,7 @@ const tests = {
     }
     assert.ok(n < 1000, `${n} chunks after the abort`);
     const root = baseURL.replace('/v1', '');
-    for (let i = 0; i < 100; i++) {
+    for (let i = 0; i < 1200; i++) {
       const page = await (await fetch(root + '/metrics')).text();
       if (/vllm:num_requests_running\{[^}]*\} 0\n/.test(page)) return;
       await new Promise((done) => setTimeout(done, 50));

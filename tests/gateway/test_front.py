@@ -149,7 +149,7 @@ class Managed(unittest.TestCase):
         rest = list(chunks)
         self.assertEqual(rest[-1], "[DONE]")
         self.assertEqual(rest[-2]["usage"]["completion_tokens"], 400)
-        self.assertEqual(w.emberd.process.wait(10), 0)
+        self.assertEqual(w.emberd.process.wait(60), 0)
         w.stop()
 
     def test_emberd_killed_takes_the_gateway_along(self):
@@ -267,7 +267,7 @@ class Tls(unittest.TestCase):
                 t.join()
 
     def streams_end(self, n, headers):
-        c = self.g.connect(timeout=10)
+        c = self.g.connect()
         for _ in range(n):
             c.request("POST", "/v1/completions", json.dumps(
                 {"prompt": STORY, "max_tokens": 3, "stream": True}), headers)
@@ -290,7 +290,7 @@ class Tls(unittest.TestCase):
             self.assertRaises((ssl.SSLError, ConnectionError), old.wrap_socket, s)
         with socket.create_connection(("127.0.0.1", self.g.port)) as s:
             s.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
-            s.settimeout(5)
+            s.settimeout(60)
             try:
                 self.assertNotIn(b"HTTP/", s.recv(4096))
             except ConnectionError:
@@ -322,8 +322,8 @@ class Tls(unittest.TestCase):
                                "stream": True, "logprobs": 20, "n": 4})
             t.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: "
                       f"{len(body)}\r\n\r\n{body}".encode())
-            wait_until(lambda: "its reader is too slow" in self.g.text(), "it is cut", 60)
-        wait_until(lambda: self.g.metric("vllm:num_requests_running") == 0, "nothing runs", 5)
+            wait_until(lambda: "its reader is too slow" in self.g.text(), "it is cut")
+        wait_until(lambda: self.g.metric("vllm:num_requests_running") == 0, "nothing runs")
 
     def test_a_client_that_leaves(self):
         c = self.g.connect()
@@ -332,7 +332,7 @@ class Tls(unittest.TestCase):
         c.getresponse().readline()
         c.sock.shutdown(socket.SHUT_RDWR)
         c.close()
-        wait_until(lambda: self.g.metric("vllm:num_requests_running") == 0, "it is given up", 5)
+        wait_until(lambda: self.g.metric("vllm:num_requests_running") == 0, "it is given up")
 
     def test_zz_new_certificates_by_a_reload(self):
         self.assertEqual(self.name(), "first")
@@ -382,7 +382,7 @@ class Tls(unittest.TestCase):
                                "tls_")):
             done = subprocess.run([gateway.GATEWAY, "--listen=127.0.0.1:0", "--state-file=",
                                    "--emberd=/nowhere", *options], stderr=subprocess.PIPE,
-                                  text=True, timeout=20)
+                                  text=True, timeout=60)
             self.assertEqual(done.returncode, 1)
             self.assertIn(text, done.stderr)
 
@@ -467,7 +467,7 @@ class Fleet(unittest.TestCase):
 
     def test_waiting_for_a_cold_model_is_bounded(self):
         """Its stream shows life, and ends by its own deadline with an error that says so."""
-        stack = self.stack("--heartbeat=100ms", "--queue-timeout=1s",
+        stack = self.stack("--heartbeat=100ms", "--queue-timeout=3s",
                            emberd=("--standby=0", "--memory-limit=20MiB"))
         chunks = list(stack.gateway.stream("/v1/completions", prompt="x"))
         self.assertGreaterEqual(sum(isinstance(c, str) and c.startswith(":") for c in chunks), 2)
@@ -482,7 +482,7 @@ class Fleet(unittest.TestCase):
                             ("max=3", "name comes first"), ("a idle=soon", "idle")):
             done = subprocess.run([gateway.GATEWAY, "--listen=127.0.0.1:0", "--state-file=",
                                    "--emberd=/nowhere", f"--per-model={words}"],
-                                  stderr=subprocess.PIPE, text=True, timeout=20)
+                                  stderr=subprocess.PIPE, text=True, timeout=60)
             self.assertEqual(done.returncode, 1)
             self.assertIn(text, done.stderr)
 
@@ -619,7 +619,7 @@ class Metrics(unittest.TestCase):
         self.addCleanup(stack.stop)
         g = stack.gateway
         g.complete(STORY, max_tokens=5)
-        wait_until(lambda: g.metric("ember_instances", 'warmth="warm"') == 1, "a standby", 60)
+        wait_until(lambda: g.metric("ember_instances", 'warmth="warm"') == 1, "a standby")
         os.kill(stack.emberd.pid_of(stack.leases().split()[1]), signal.SIGKILL)
         g.complete(STORY, max_tokens=5)
 
@@ -627,7 +627,7 @@ class Metrics(unittest.TestCase):
             found = self.page(g)
             hits = found.get("ember_cache_hits_total", [0, {}])[1]
             return found if len(hits) == 2 and "ember_loads_total" in found else None
-        found = wait_until(settled, "emberd's figures have come", 60)
+        found = wait_until(settled, "emberd's figures have come")
         self.assertGreater(self.one(found, "ember_cache_misses_total", kind="kernel",
                                     cause="absent"), 0)
         self.assertGreater(self.one(found, "ember_cache_misses_total", kind="graph",

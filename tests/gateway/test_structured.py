@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import unittest
 
 from gateway import TINY, Stack, together, wait_until
@@ -34,7 +33,7 @@ def schema_format(schema):
 class Structured(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
-        cls.stack = Stack()
+        cls.stack = Stack("--per-model=ember-tiny tool-parser=hermes reasoning-parser=none")
         cls.g = cls.stack.gateway
 
     @classmethod
@@ -79,6 +78,23 @@ class Structured(unittest.TestCase):
             reply = self.g.chat("Who?", temperature=2, seed=seed, response_format=schema_format(PERSON))
             self.assertEqual(reply["choices"][0]["finish_reason"], "stop")
             judge(PERSON, reply["choices"][0]["message"]["content"])
+
+    def test_tools_that_may_be_called_stay_possible(self):
+        """The schema is for the answer: a call is the model's other choice, and nothing else is."""
+        tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+        call = self.g.ask("/tokenize", prompt="<", add_special_tokens=False)["tokens"]
+        self.assertEqual(len(call), 1)
+
+        def content(bias, **body):
+            reply = self.g.chat("Who?", temperature=1.5, seed=5, max_tokens=200, logit_bias={str(call[0]): bias},
+                                response_format=schema_format(PERSON), **body)
+            return reply["choices"][0]["message"]["content"]
+        judge(PERSON, content(-100, tools=tools))
+        self.assertTrue(content(100, tools=tools).startswith("<tool_call>"))  # and then what it likes
+        for body in ({"tools": tools, "tool_choice": "none"}, {"tools": []}, {}):
+            self.assertFalse(content(100, **body).startswith("<"))
+        whole = self.g.chat("Who?", tools=tools, structured_outputs={"regex": "[ab]{3}"})  # as vLLM has it
+        self.assertRegex(whole["choices"][0]["message"]["content"], r"\A[ab]{3}\Z")
 
     def test_json_object(self):
         for body in ({"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}):
@@ -259,16 +275,19 @@ class Crowds(unittest.TestCase):
         def slow(i):
             return {"model": "ember-tiny", "prompt": "a",
                     "guided_json": obj(**{f"p{k}": INTEGER for k in range(3000 + i)}, required=[])}
-        begin = time.monotonic()
+        def cpu():  # of all its threads
+            with open(f"/proc/{self.g.pid}/stat") as f:
+                return sum(map(int, f.read().rsplit(")", 1)[1].split()[11:13]))
+        begin = cpu()
         self.assertEqual(self.g.request("POST", "/v1/completions", slow(0))[0], 400)
-        one = time.monotonic() - begin
+        one = cpu() - begin
         for i in range(40):
             c = self.g.connect()
             c.request("POST", "/v1/completions", json.dumps(slow(i + 1)))
             c.close()
-        begin = time.monotonic()
+        begin = cpu()
         self.g.complete("a", guided_regex="[b-d]{3}")
-        self.assertLess(time.monotonic() - begin, 10 * one)  # of 40, two at a time
+        self.assertLess(cpu() - begin, 20 * one)  # of 40
 
 
 class Failover(unittest.TestCase):
@@ -291,13 +310,13 @@ class Failover(unittest.TestCase):
                     reason = chunk["choices"][0]["finish_reason"] or reason
                 chunks += 1
                 if chunks == 3:
-                    begun.wait(20)
+                    begun.wait(60)
             results[i] = (text, reason)
         threads = [threading.Thread(target=one, args=(i,)) for i in range(len(work))]
         for t in threads:
             t.start()
         leased = stack.leases().split()[1]
-        begun.wait(20)
+        begun.wait(60)
         os.kill(stack.emberd.pid_of(leased), signal.SIGKILL)
         for t in threads:
             t.join(60)

@@ -231,10 +231,12 @@ static void make_quantised(struct ember_tensor h)
     o->t[PERMUTE_OUT] = sorted;
     integer_linear(sorted, EMBER_QUANT_INT4, 32, 32, 2, out);
     integer_linear(h, EMBER_QUANT_INT8, 1 << 20, 0, 1, out);
-    o = linear(h, codes(EMBER_F8, D, D), out);
+    o = linear(h, codes(EMBER_F8, D, (D + 63) / 64 * 64), out);
     o->t[LINEAR_W_SCALE] = codes(EMBER_F32, D, 1);
+    o->t[LINEAR_X_TMP] = bytes_of(EMBER_U8, T, (uint32_t)EMBER_X_TMP_BYTES(D));
     o->i[LINEAR_I_QUANT] = EMBER_QUANT_FP8;
     o->i[LINEAR_I_GROUP] = 1 << 20;
+    o->i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
     o = linear(h, codes(EMBER_BF16, D, (D + 31) / 32 * 32), out);
     o->t[LINEAR_X_TMP] = bytes_of(EMBER_U8, T, (uint32_t)EMBER_X_TMP_BYTES(D));
     o->i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;

@@ -207,6 +207,11 @@ static void test_threads_keep_their_places(void **ctx)
                 all.bits[w] |= where.threads[i].bits[w];
         pool_place(pool, &where);
         assert_null(where.threads);
+        struct pool_launch idle = {nothing, NULL, 12};
+        for (int run = 0; run < POOL_UNBOUND_RUNS; run++)
+            pool_run(pool, &idle, 1);
+        assert_int_equal(sched_getaffinity(0, sizeof after, &after), 0);
+        assert_true(CPU_EQUAL(&before, &after));
         pool_run(pool, &launch, 1);
         pool_run(pool, &launch, 1);
         assert_int_equal(astray, 0);

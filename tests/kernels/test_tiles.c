@@ -260,6 +260,8 @@ static void test_moe_linear(void **ctx)
             moe_case(19, 5, 3, 37, K[k], per_slot, 4);
             moe_case(70, 3, 2, 80, K[k], per_slot, 2);
         }
+    moe_case(150, 3, 1, 37, 96, false, 1);            /* all rows to one expert */
+    moe_case(5, 3, 3, 17, 64, true, 3);               /* as many as there are */
     moe_case(MOE_CHUNK / 8 + 1, 2, 8, 2, 8, true, 2); /* more than are sorted at once */
 }
 

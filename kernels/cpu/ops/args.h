@@ -69,8 +69,16 @@ enum {
     LIN_SOFTCAP
 };
 
-/* linear.fp8: those of linear, then */
-enum { LINQ_SCALES = LIN_SOFTCAP + 1, LINQ_SCALES_STRIDE, LINQ_SCALES_DTYPE, LINQ_GROUP };
+/* linear.fp: those of linear, then; X_TMP: x as x_fp made it */
+enum {
+    LINF_QUANT = LIN_SOFTCAP + 1,
+    LINF_SCALES,
+    LINF_SCALES_DTYPE,
+    LINF_GROUPS,
+    LINF_GROUP,
+    LINF_X_TMP,
+    LINF_X_TMP_STRIDE
+};
 
 /* linear.tiles: those of linear, then; X_TMP: x as x_tiles made it, 0: it has not. GLU: of w, gate
  * and up stand one behind the other. OUT_X: x of the next linear over tiles, 0: none. */
@@ -98,8 +106,8 @@ enum {
     LINI_X_SCALE_STRIDE
 };
 
-/* x_tiles, moe_x_tiles: rows of bf16 pairs of a linear.tiles or moe_linear.tiles behind it, with
- * whose words it is launched */
+/* x_tiles, x_fp, moe_x_tiles, moe_x_fp: rows of bf16 pairs of a linear or moe_linear .tiles or .fp
+ * behind it, with whose words it is launched */
 
 /* rope_table */
 enum {
@@ -241,8 +249,16 @@ enum {
     MOEA_PER_SLOT
 };
 
-/* moe_linear.fp8: those of moe_linear, then; the strides are those of rows of one matrix */
-enum { MOEQ_SCALES = MOEA_PER_SLOT + 1, MOEQ_SCALES_STRIDE, MOEQ_SCALES_DTYPE, MOEQ_GROUP };
+/* moe_linear.fp: those of moe_linear, then; scales as in moe_linear.int */
+enum {
+    MOEF_QUANT = MOEA_PER_SLOT + 1,
+    MOEF_SCALES,
+    MOEF_SCALES_DTYPE,
+    MOEF_GROUPS,
+    MOEF_GROUP,
+    MOEF_X_TMP,
+    MOEF_X_TMP_STRIDE
+};
 
 /* moe_linear.tiles: those of moe_linear, then */
 enum { MOET_X_TMP = MOEA_PER_SLOT + 1, MOET_X_TMP_STRIDE };

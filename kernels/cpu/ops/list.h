@@ -16,10 +16,11 @@
     X(add, "add", norm, ALL)                                                                       \
     X(linear_f32, "linear.f32", linear, BASE)                                                      \
     X(linear_f16, "linear.f16", linear, BASE)                                                      \
-    X(linear_fp8, "linear.fp8", linear_quant, BASE)                                                \
     X(linear_tiles, "linear.tiles", tiles, ALL)                                                    \
     X(linear_int, "linear.int", tiles, ALL)                                                        \
+    X(linear_fp, "linear.fp", tiles, ALL)                                                          \
     X(x_tiles, "x_tiles", tiles, ALL)                                                              \
+    X(x_fp, "x_fp", tiles, ALL)                                                                    \
     X(permute, "permute", rows, BASE)                                                              \
     X(quantize, "quantize", rows, BASE)                                                            \
     X(rope_table, "rope_table", rope, BASE)                                                        \
@@ -34,10 +35,11 @@
     X(moe_route, "moe_route", moe, BASE)                                                           \
     X(moe_linear_f32, "moe_linear.f32", moe_linear, BASE)                                          \
     X(moe_linear_f16, "moe_linear.f16", moe_linear, BASE)                                          \
-    X(moe_linear_fp8, "moe_linear.fp8", moe_linear_quant, BASE)                                    \
     X(moe_linear_tiles, "moe_linear.tiles", tiles, ALL)                                            \
     X(moe_linear_int, "moe_linear.int", tiles, ALL)                                                \
+    X(moe_linear_fp, "moe_linear.fp", tiles, ALL)                                                  \
     X(moe_x_tiles, "moe_x_tiles", tiles, ALL)                                                      \
+    X(moe_x_fp, "moe_x_fp", tiles, ALL)                                                            \
     X(moe_combine, "moe_combine", moe, BASE)                                                       \
     X(copy, "copy", rows, BASE)                                                                    \
     X(argmax, "argmax", rows, BASE)                                                                \
@@ -53,10 +55,9 @@
     X(attention)                                                                                   \
     X(attention_tiles)                                                                             \
     X(linear)                                                                                      \
-    X(linear_quant)                                                                                \
     X(measure)                                                                                     \
     X(measure_tiles)                                                                               \
-    X(moe) X(moe_linear) X(moe_linear_quant) X(norm) X(rope) X(rows) X(tiles)
+    X(moe) X(moe_linear) X(norm) X(rope) X(rows) X(tiles)
 
 /* Written by embed.py. */
 struct cpu_source_text {

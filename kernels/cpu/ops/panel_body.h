@@ -5,11 +5,13 @@
 
 #if EMBER_ISA == 4
 #include "kernels/cpu/ops/panel_amx_bf16.h"
+#include "kernels/cpu/ops/panel_amx_fp.h"
 #include "kernels/cpu/ops/panel_amx_int.h"
 #elif EMBER_ISA == 3
+#include "kernels/cpu/ops/panel_fp.h"
 #include "kernels/cpu/ops/panel_vnni.h"
 #else
-#include "kernels/cpu/ops/panel.h"
+#include "kernels/cpu/ops/panel_fp.h"
 #endif
 
 INLINE void bf16_panels(const struct panels *q, const struct panel_rows *rows, struct range panels,
@@ -34,9 +36,23 @@ INLINE void int_panels(enum ember_quant quant, const struct panels *q,
 #endif
 }
 
+INLINE void fp_panels(enum ember_quant quant, const struct panels *q, const struct panel_rows *rows,
+                      struct range panels, const struct post *post)
+{
+#if EMBER_ISA == 4
+    fp_amx(quant, q, rows, panels, post);
+#else
+    fp_vectors(quant, q, rows, panels, post);
+#endif
+}
+
 #if EMBER_ISA != 4
-/* m rows of K floats to what bf16_panels reads; these bodies read the floats. */
+/* m rows of K floats to what bf16_panels and fp_panels read; these bodies read the floats. */
 INLINE void bf16_pack(const char *const *x, size_t m, size_t K, char *to)
+{
+    (void)x, (void)m, (void)K, (void)to;
+}
+INLINE void fp_pack(const char *const *x, size_t m, size_t K, char *to)
 {
     (void)x, (void)m, (void)K, (void)to;
 }

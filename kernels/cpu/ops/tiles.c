@@ -104,6 +104,26 @@ KERNEL(linear_int)
     }
 }
 
+KERNEL(linear_fp)
+{
+    const size_t n = arg_rows(args), panels = (args[LIN_N] + 15) / EMBER_PANEL;
+    const struct post post = linear_post(args);
+    struct panels q = linear_panels(args);
+    struct panel_part part;
+    q.scale = arg_pointer(args[LINF_SCALES]);
+    q.scale_dtype = (enum ember_dtype)args[LINF_SCALES_DTYPE];
+    q.groups = args[LINF_GROUPS];
+    q.group = args[LINF_GROUP];
+    for (size_t turn = 0; panel_part(n, PANEL_ROWS, panels, block, n_blocks, turn, &part); turn++) {
+        struct panel_rows rows;
+        linear_rows(args, part.rows, &rows);
+        rows.stream = 0;
+        rows.out_x = NULL;
+        rows.tmp = arg_pointer(args[LINF_X_TMP]) + part.rows.first * args[LINF_X_TMP_STRIDE];
+        fp_panels((enum ember_quant)args[LINF_QUANT], &q, &rows, part.panels, &post);
+    }
+}
+
 /* x as linear_tiles reads it, which of one row are the floats; blocks split rows, 16 at a time. */
 KERNEL(x_tiles)
 {
@@ -119,6 +139,20 @@ KERNEL(x_tiles)
     }
 }
 
+/* x as linear_fp reads it; blocks split rows, 16 at a time. */
+KERNEL(x_fp)
+{
+    const size_t n = arg_rows(args);
+    struct range range = block_range((n + 15) / 16, block, n_blocks);
+    for (size_t b = range.first; b < range.end; b++) {
+        const char *x[16];
+        const size_t first = b * 16, m = n - first < 16 ? n - first : 16;
+        for (size_t i = 0; i < m; i++)
+            x[i] = arg_pointer(args[LIN_X]) + (first + i) * args[LIN_X_STRIDE];
+        fp_pack(x, m, args[LIN_K], arg_pointer(args[LINF_X_TMP]) + first * args[LINF_X_TMP_STRIDE]);
+    }
+}
+
 /* ---- moe_linear ---- */
 
 #define MOE_PANEL_COST 12 /* of reading a panel, in rows of x that are multiplied with it */
@@ -129,6 +163,19 @@ INLINE struct panels moe_panels(const uint64_t *args)
                            .panel_bytes = args[MOEA_W_STRIDE] * EMBER_PANEL,
                            .K = args[MOEA_K],
                            .N = args[MOEA_N]};
+}
+
+/* What a weight's form decides. */
+enum moe_form { MOE_BF16, MOE_INT, MOE_FP };
+
+INLINE struct panels moe_fp_panels(const uint64_t *args)
+{
+    struct panels q = moe_panels(args);
+    q.scale = arg_pointer(args[MOEF_SCALES]);
+    q.scale_dtype = (enum ember_dtype)args[MOEF_SCALES_DTYPE];
+    q.groups = args[MOEF_GROUPS];
+    q.group = args[MOEF_GROUP];
+    return q;
 }
 
 INLINE struct panels moe_int_panels(const uint64_t *args)
@@ -144,18 +191,19 @@ INLINE struct panels moe_int_panels(const uint64_t *args)
     return q;
 }
 
-/* Slots of an expert against some of its panels. tmp: where x_tiles put the first of them. */
-INLINE void moe_part(const uint64_t *args, const int integer, const struct panels *all, size_t e,
-                     size_t first, const uint16_t *slots, size_t n_slots, const char *tmp,
+/* Slots of an expert against some of its panels; those before it are `before` of all. */
+INLINE void moe_part(const uint64_t *args, const enum moe_form form, const struct panels *all,
+                     size_t e, size_t first, const uint16_t *slots, size_t n_slots, size_t before,
                      struct range panels)
 {
+    const size_t tmp_at = form == MOE_FP ? MOEF_X_TMP : MOET_X_TMP;
     const size_t topk = args[MOEA_TOPK], kept = (args[MOEA_N] + 15) / 16 * 16;
     const char *b = arg_pointer(args[MOEA_B]);
     const struct post post = {b ? b + e * args[MOEA_B_STRIDE] : NULL,
                               (enum ember_dtype)args[MOEA_B_DTYPE], 1.0f, 0.0f};
     struct panels q = *all;
     q.w += e * args[MOEA_W_EXPERT_STRIDE];
-    if (integer) {
+    if (form != MOE_BF16) {
         const size_t scales = e * kept * q.groups;
         q.scale += scales * (q.scale_dtype == EMBER_F32 ? 4 : q.scale_dtype == EMBER_U8 ? 1 : 2);
         q.zero = q.zero ? q.zero + scales : NULL;
@@ -164,28 +212,34 @@ INLINE void moe_part(const uint64_t *args, const int integer, const struct panel
         struct panel_rows rows;
         m = n_slots - s < PANEL_ROWS ? n_slots - s : PANEL_ROWS;
         rows.n = m;
-        rows.tmp = tmp + s * (integer ? 0 : args[MOET_X_TMP_STRIDE]);
         rows.stream = 0;
         rows.out_x = NULL;
+        if (form != MOE_INT)
+            rows.tmp = arg_pointer(args[tmp_at]) + (before + s) * args[tmp_at + 1];
         for (size_t i = 0; i < m; i++) {
             size_t slot = first + slots[s + i];
             size_t row = args[MOEA_PER_SLOT] ? slot : slot / topk;
             rows.x[i] = arg_pointer(args[MOEA_X]) + row * args[MOEA_X_STRIDE];
             rows.out[i] = (float *)(arg_pointer(args[MOEA_OUT]) + slot * args[MOEA_OUT_STRIDE]);
-            if (integer)
+            if (form == MOE_INT)
                 rows.scale[i] = (const float *)(arg_pointer(args[MOEI_X_SCALE]) +
                                                 row * args[MOEI_X_SCALE_STRIDE]);
         }
-        if (integer)
+        if (form == MOE_INT)
             int_panels((enum ember_quant)args[MOEI_QUANT], &q, &rows, panels, &post);
+        else if (form == MOE_FP)
+            fp_panels((enum ember_quant)args[MOEF_QUANT], &q, &rows, panels, &post);
         else
             bf16_panels(&q, &rows, panels, &post);
     }
 }
 
-INLINE void moe_tiles(const uint64_t *args, uint32_t block, uint32_t n_blocks, const int integer)
+INLINE void moe_tiles(const uint64_t *args, uint32_t block, uint32_t n_blocks,
+                      const enum moe_form form)
 {
-    const struct panels q = integer ? moe_int_panels(args) : moe_panels(args);
+    const struct panels q = form == MOE_INT  ? moe_int_panels(args)
+                            : form == MOE_FP ? moe_fp_panels(args)
+                                             : moe_panels(args);
     const size_t E = args[MOEA_E], n_slots = arg_rows(args) * args[MOEA_TOPK];
     const size_t per_expert = (args[MOEA_N] + 15) / EMBER_PANEL;
     uint16_t order[MOE_CHUNK];
@@ -206,10 +260,7 @@ INLINE void moe_tiles(const uint64_t *args, uint32_t block, uint32_t n_blocks, c
             if (end > per_expert)
                 end = per_expert;
             if (from < end)
-                moe_part(args, integer, &q, e, first, order + start[e], slots,
-                         integer ? NULL
-                                 : arg_pointer(args[MOET_X_TMP]) +
-                                       (first + start[e]) * args[MOET_X_TMP_STRIDE],
+                moe_part(args, form, &q, e, first, order + start[e], slots, first + start[e],
                          (struct range){from, end});
             at += cost * per_expert;
         }
@@ -218,36 +269,59 @@ INLINE void moe_tiles(const uint64_t *args, uint32_t block, uint32_t n_blocks, c
 
 KERNEL(moe_linear_tiles)
 {
-    moe_tiles(args, block, n_blocks, 0);
+    moe_tiles(args, block, n_blocks, MOE_BF16);
 }
 
 KERNEL(moe_linear_int)
 {
-    moe_tiles(args, block, n_blocks, 1);
+    moe_tiles(args, block, n_blocks, MOE_INT);
 }
 
-/* x of every slot as moe_linear_tiles reads it, in the order of the sorted slots. Blocks split
+KERNEL(moe_linear_fp)
+{
+    moe_tiles(args, block, n_blocks, MOE_FP);
+}
+
+/* x of every slot as the kernels above read it, in the order of the sorted slots. Blocks split
  * experts. */
-KERNEL(moe_x_tiles)
+INLINE void moe_pack(const uint64_t *args, uint32_t block, uint32_t n_blocks,
+                     const enum moe_form form)
 {
     const size_t n_slots = arg_rows(args) * args[MOEA_TOPK], topk = args[MOEA_TOPK];
+    const size_t tmp_at = form == MOE_FP ? MOEF_X_TMP : MOET_X_TMP;
     uint16_t order[MOE_CHUNK];
     uint32_t start[ROUTE_MAX_EXPERTS + 2];
     struct range experts = block_range(args[MOEA_E], block, n_blocks);
     for (size_t first = 0; first < n_slots; first += MOE_CHUNK) {
         size_t n = n_slots - first < MOE_CHUNK ? n_slots - first : MOE_CHUNK;
         moe_sort(args, first, n, order, start);
-        for (size_t e = experts.first; e < experts.end; e++)
+        for (size_t e = experts.first; e < experts.end; e++) {
+            if (form == MOE_BF16 && start[e + 1] - start[e] == 1)
+                continue; /* one row is read as floats */
             for (size_t s = start[e], m; s < start[e + 1]; s += m) {
                 const char *x[16];
+                char *to = arg_pointer(args[tmp_at]) + (first + s) * args[tmp_at + 1];
                 m = start[e + 1] - s < 16 ? start[e + 1] - s : 16;
                 for (size_t i = 0; i < m; i++) {
                     size_t slot = first + order[s + i];
                     size_t row = args[MOEA_PER_SLOT] ? slot : slot / topk;
                     x[i] = arg_pointer(args[MOEA_X]) + row * args[MOEA_X_STRIDE];
                 }
-                bf16_pack(x, m, args[MOEA_K],
-                          arg_pointer(args[MOET_X_TMP]) + (first + s) * args[MOET_X_TMP_STRIDE]);
+                if (form == MOE_FP)
+                    fp_pack(x, m, args[MOEA_K], to);
+                else
+                    bf16_pack(x, m, args[MOEA_K], to);
             }
+        }
     }
+}
+
+KERNEL(moe_x_tiles)
+{
+    moe_pack(args, block, n_blocks, MOE_BF16);
+}
+
+KERNEL(moe_x_fp)
+{
+    moe_pack(args, block, n_blocks, MOE_FP);
 }
