@@ -183,7 +183,7 @@ bool sched_instance_idle(
 struct sched_request {
     struct sched_model *model;
     uint64_t client;        /* fairness: who asks (API key, tenant) */
-    int32_t priority;       /* lower goes first */
+    int64_t priority;       /* lower goes first */
     const uint32_t *prompt; /* n_prompt >= 1 tokens; copied */
     uint32_t n_prompt;
     uint32_t min_tokens, max_tokens; /* max 0: the prompt is computed, nothing is sampled */

@@ -111,7 +111,7 @@ struct request {
     uint32_t holds; /* entries in steps in flight, void ones included; loops over seqs[] */
     bool forgotten; /* SCHED_DONE was sent; freed when nothing holds it */
 
-    int32_t priority;
+    int64_t priority;
     uint32_t n_prompt, min_tokens, max_tokens;
     uint32_t n_stop_ids;
     uint32_t *stop_ids;

@@ -53,8 +53,8 @@ static void model_object(const struct gw_model *model, struct buffer *out)
               (long long)model->gw->started);
     js_cstring(out, model->name);
     js_raw(out, ",\"parent\":null,\"max_model_len\":");
-    if (model->text && model->text->max_positions)
-        js_printf(out, "%u", model->text->max_positions);
+    if (model->max_positions)
+        js_printf(out, "%u", model->max_positions);
     else
         js_raw(out, "null");
     js_raw(out, ",\"permission\":[]}");

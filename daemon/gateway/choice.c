@@ -223,12 +223,13 @@ bool choice_token(struct choice *choice, const struct sched_event *event)
     choice->n_generated++;
     if (job->api.return_ids)
         js_printf(&choice->ids, "%s%u", choice->ids.len ? "," : "", event->token);
-    if (is_stop_token(choice, event->token) && choice->n_generated >= job->api.min_tokens) {
-        choice->stop_token = event->token;
-        return false;
-    }
     if (job->api.logprobs >= 0)
         add_logprob(choice, event);
+    if (is_stop_token(choice, event->token) && choice->n_generated >= job->api.min_tokens) {
+        choice->stop_token = event->token;
+        if (!job->api.include_stop || choice->message)
+            return false;
+    }
     piece.len = 0;
     if (choice->message && message_skips(choice->message, event->token))
         return false;
@@ -279,7 +280,8 @@ static void prompt_entry(struct gw_part *part, uint32_t position, const float *l
         js_raw(out, "null");
         return;
     }
-    /* vLLM's form: {"id": {logprob, decoded_token}, ...}, the best and the prompt's own */
+    /* vLLM's form: {"id": {logprob, rank, decoded_token}, ...}, the best and the prompt's own,
+     * whose rank nobody knows when it is none of the best. */
     bool seen = false;
     uint32_t n = MIN(n_top, (uint32_t)MAX(job->api.prompt_logprobs, 0));
     js_raw(out, "{");
@@ -291,7 +293,10 @@ static void prompt_entry(struct gw_part *part, uint32_t position, const float *l
         token_text(job, id, &scratch);
         js_printf(out, "%s\"%u\":{\"logprob\":", i ? "," : "", id);
         js_float(out, MAX(i < n ? top[i].logprob : *logprob, -9999.0f));
-        js_raw(out, ",\"decoded_token\":");
+        if (i < n)
+            js_printf(out, ",\"rank\":%u,\"decoded_token\":", i + 1);
+        else
+            js_raw(out, ",\"rank\":null,\"decoded_token\":");
         js_string(out, scratch.data ? scratch.data : "", scratch.len);
         js_raw(out, "}");
     }

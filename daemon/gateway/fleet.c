@@ -135,6 +135,7 @@ struct gw_model *fleet_model(struct gw *gw, const char *name, const char *path)
     model->name = x_strdup(name);
     model->path = x_strdup(path);
     model->labels = metrics_labels(name);
+    model->max_positions = text_max_positions(path);
     model->policy = policy_of(&gw->options, name);
     TAILQ_INIT(&model->waiting);
     TAILQ_INIT(&model->conns);

@@ -56,7 +56,8 @@ struct gw_model {
     struct gw *gw;
     TAILQ_ENTRY(gw_model) link;
     char *name, *path;
-    char *labels; /* of its figures */
+    char *labels;           /* of its figures */
+    uint32_t max_positions; /* of a sequence, as its config.json says; 0: it does not */
     struct policy policy;
     enum gw_model_state state;
     struct text *text;         /* READY */

@@ -57,6 +57,7 @@ struct http_request {
     struct evhttp_request *ev;
     struct event *closed;
     char id[65];
+    bool id_given; /* by the client's header */
     uint64_t client, received_ns;
     void (*gone)(void *user);
     void *user;
@@ -142,19 +143,33 @@ static void watch(struct http_request *request)
     event_add(request->closed, NULL);
 }
 
-static void choose_id(struct http_request *request)
+/* False: it is none, or not of a form that may go anywhere. */
+static bool use_id(struct http_request *request, const char *given)
 {
-    const char *given = in_header(request, "X-Request-Id");
     size_t n = given ? strlen(given) : 0;
-    uint8_t bytes[16];
 
     for (size_t i = 0; i < n; i++)
         if (!isgraph((unsigned char)given[i]) || given[i] == '"')
-            n = 0;
-    if (n && n < sizeof request->id) {
-        memcpy(request->id, given, n + 1);
+            return false;
+    if (!n || n >= sizeof request->id)
+        return false;
+    memcpy(request->id, given, n + 1);
+    return true;
+}
+
+void http_take_id(struct http_request *request, const char *id)
+{
+    if (!request->id_given && use_id(request, id))
+        http_header(request, "X-Request-Id", request->id);
+}
+
+static void choose_id(struct http_request *request)
+{
+    uint8_t bytes[16];
+
+    request->id_given = use_id(request, in_header(request, "X-Request-Id"));
+    if (request->id_given)
         return;
-    }
     if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes)
         abort(); /* cannot happen for 16 bytes once the host has booted */
     for (size_t i = 0; i < sizeof bytes; i++)

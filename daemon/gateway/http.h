@@ -40,6 +40,8 @@ const char *http_path(const struct http_request *request);
 bool http_query(const struct http_request *request, const char *name, char *ret, size_t room);
 /* The client's id, or ours: at most 64 printable characters. */
 const char *http_id(const struct http_request *request);
+/* The id that the body asks for: taken unless a header has said one, or it is not of that form. */
+void http_take_id(struct http_request *request, const char *id);
 /* Whom the request counts for in the queue: its API key, or its address. */
 uint64_t http_client(const struct http_request *request);
 uint64_t http_received_ns(const struct http_request *request);

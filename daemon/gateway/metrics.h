@@ -71,6 +71,8 @@ struct histogram {
     X(decode, "vllm:request_decode_time_seconds", latency, "First token to the last")              \
     X(prompt_len, "vllm:request_prompt_tokens", length, "Tokens of prompts")                       \
     X(output_len, "vllm:request_generation_tokens", length, "Tokens generated for a choice")       \
+    X(longest, "vllm:request_max_num_generation_tokens", length, "The longest choice of requests") \
+    X(computed, "vllm:request_prefill_kv_computed_tokens", length, "Prompt tokens not cached")     \
     X(max_tokens, "vllm:request_params_max_tokens", length, "max_tokens of requests that set it")  \
     X(n, "vllm:request_params_n", few, "n of requests")                                            \
     X(step_tokens, "vllm:iteration_tokens_total", iteration, "Tokens of a step")                   \
@@ -86,11 +88,12 @@ struct histogram {
 
 struct model_metrics {
     struct histogram ttft, itl, tpot, queue, e2e, inference, prefill, decode, prompt_len,
-        output_len, max_tokens, n, step_tokens, step;
+        output_len, longest, computed, max_tokens, n, step_tokens, step;
     struct histogram spawn[4];              /* by SPAWN_WARMTHS */
     struct histogram phase[SPAWN_PHASES_N]; /* by SPAWN_PHASES */
     uint64_t finished[4];                   /* by FINISH_REASONS */
     uint64_t prompt_tokens, generated_tokens;
+    uint64_t cached_tokens; /* of the prompts of requests that have ended */
     uint64_t spawn_failures, failovers, taken_up;
 };
 

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "base/clock.h"
 #include "daemon/gateway/fleet.h"
@@ -160,6 +161,8 @@ static bool any(const struct histogram *h)
     X("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up", s->queried_tokens)  \
     X("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found", s->cached_tokens)          \
     X("vllm:prompt_tokens_total", "counter", "Prompt tokens of requests", m->prompt_tokens)        \
+    X("vllm:prompt_tokens_cached_total", "counter", "Prompt tokens that were cached",              \
+      m->cached_tokens)                                                                            \
     X("vllm:generation_tokens_total", "counter", "Tokens generated", m->generated_tokens)          \
     X("vllm:num_preemptions_total", "counter", "Sequences taken off to make room", s->preemptions) \
     X("ember_requests_refused_total", "counter", "Requests refused with 429", s->refused)          \
@@ -197,8 +200,7 @@ static void values(struct page *p)
 
 static double most_of(const struct gw_model *model, enum metrics_bounds bounds)
 {
-    bool length = bounds == BOUNDS_length && model->text && model->text->max_positions;
-    return length ? model->text->max_positions : 1e300;
+    return bounds == BOUNDS_length && model->max_positions ? model->max_positions : 1e300;
 }
 
 static void histograms(struct page *p)
@@ -278,6 +280,18 @@ static void by_state(struct page *p)
     for (size_t i = 0; i < ARRAY_LEN(reasons); i++)
         line(p, "vllm:request_success_total", model->labels, reasons[i],
              (double)model->metrics.finished[i]);
+    head(p, "vllm:prompt_tokens_by_source_total", "counter",
+         "Prompt tokens by where they came from");
+    EACH_SHOWN(p, model)
+    {
+        const struct model_metrics *m = &model->metrics;
+        line(p, "vllm:prompt_tokens_by_source_total", model->labels, ",source=\"local_compute\"",
+             m->computed.sum);
+        line(p, "vllm:prompt_tokens_by_source_total", model->labels, ",source=\"local_cache_hit\"",
+             (double)m->cached_tokens);
+        line(p, "vllm:prompt_tokens_by_source_total", model->labels,
+             ",source=\"external_kv_transfer\"", 0);
+    }
     head(p, "vllm:engine_sleep_state", "gauge", "1 for the state that /sleep and /wake_up chose");
     EACH_SHOWN(p, model)
     {
@@ -359,6 +373,21 @@ static void emberd(struct page *p)
               s->gateway->restarts);
 }
 
+/* What Prometheus' client libraries say of every process. */
+static void process(struct page *p)
+{
+    struct rusage usage;
+
+    plain(p, "process_resident_memory_bytes", "gauge", "Resident memory of the gateway",
+          (double)mem_resident());
+    plain(p, "process_start_time_seconds", "gauge", "When the gateway started, since 1970",
+          (double)p->gw->started);
+    if (getrusage(RUSAGE_SELF, &usage) == 0)
+        plain(p, "process_cpu_seconds_total", "counter", "CPU time of the gateway",
+              (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
+                  (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6);
+}
+
 void metrics_print(struct gw *gw, struct buffer *out)
 {
     struct page p = {gw, out};
@@ -370,6 +399,5 @@ void metrics_print(struct gw *gw, struct buffer *out)
     spawns(&p);
     emberd(&p);
     plain(&p, "ember_gateway_requests", "gauge", "Requests that have not ended", gw->n_jobs);
-    plain(&p, "process_resident_memory_bytes", "gauge", "Resident memory of the gateway",
-          (double)mem_resident());
+    process(&p);
 }

@@ -215,12 +215,22 @@ static void f_logit_bias(struct parse *p)
     }
 }
 
+/* A switch within the field; false when it is not there. */
+static bool member(struct parse *p, const char *name)
+{
+    json_t *v = json_object_get(p->value, name);
+
+    if (v && !json_is_boolean(v) && !json_is_null(v))
+        bad(p, "%s: expected true or false", name);
+    return json_is_true(v);
+}
+
 static void f_stream_options(struct parse *p)
 {
     if (!json_is_object(p->value))
         bad(p, "expected an object");
-    p->r->include_usage = json_is_true(json_object_get(p->value, "include_usage"));
-    p->r->continuous_usage = json_is_true(json_object_get(p->value, "continuous_usage_stats"));
+    p->r->include_usage = member(p, "include_usage");
+    p->r->continuous_usage = member(p, "continuous_usage_stats");
 }
 
 /* A number of alternatives for completions, a switch for chats. */
@@ -236,9 +246,13 @@ static void f_logprobs(struct parse *p)
 
 static void f_top_logprobs(struct parse *p)
 {
-    if (!json_is_true(json_object_get(p->r->json, "logprobs")))
+    bool wanted = json_is_true(json_object_get(p->r->json, "logprobs"));
+    int n = (int)integer(p, 0, API_LOGPROBS_MAX);
+
+    if (wanted)
+        p->r->logprobs = n;
+    else if (n)
         bad(p, "needs logprobs: true");
-    p->r->logprobs = (int)integer(p, 0, API_LOGPROBS_MAX);
 }
 
 static void f_prompt_logprobs(struct parse *p)
@@ -248,7 +262,7 @@ static void f_prompt_logprobs(struct parse *p)
 
 static void f_seed(struct parse *p)
 {
-    p->r->sampling.seed = (uint64_t)integer(p, INT64_MIN + 1, INT64_MAX);
+    p->r->sampling.seed = (uint64_t)integer(p, INT64_MIN, INT64_MAX);
     p->r->seeded = true;
 }
 
@@ -441,6 +455,29 @@ static void f_truncate(struct parse *p)
         bad(p, "0 tokens would be left");
 }
 
+static void f_truncation_side(struct parse *p)
+{
+    const char *side = json_string_value(p->value);
+
+    p->r->truncate_right = side && !strcmp(side, "right");
+    if (!side || (strcmp(side, "left") && strcmp(side, "right")))
+        bad(p, "expected \"left\" or \"right\"");
+}
+
+static void f_cache_salt(struct parse *p)
+{
+    p->r->cache_salt = string(p);
+    if (!json_string_length(p->value))
+        bad(p, "expected a text, or none at all");
+}
+
+/* -1: as much as it likes. */
+static void f_thinking_budget(struct parse *p)
+{
+    if (integer(p, -1, INT32_MAX) >= 0)
+        bad(p, "not supported");
+}
+
 static void f_unsupported(struct parse *p)
 {
     bad(p, "not supported");
@@ -501,8 +538,8 @@ static void f_ignored(struct parse *p)
     X(repetition_penalty, G,                                                                       \
       (r->sampling.repetition_penalty = (float)number(p, 1e-6, 1e6), r->set |= API_REPETITION))    \
     X(logit_bias, G, f_logit_bias(p))                                                              \
-    X(priority, G, r->priority = (int32_t)integer(p, INT32_MIN, INT32_MAX))                        \
-    X(cache_salt, G, r->cache_salt = string(p))                                                    \
+    X(priority, G, r->priority = integer(p, INT64_MIN, INT64_MAX))                                 \
+    X(cache_salt, G, f_cache_salt(p))                                                              \
     X(user, G, r->user = string(p))                                                                \
     X(add_generation_prompt, H | T, r->add_generation_prompt = boolean(p))                         \
     X(continue_final_message, H | T, r->continue_final = boolean(p))                               \
@@ -523,7 +560,12 @@ static void f_ignored(struct parse *p)
     X(guided_decoding_backend, G, f_ignored(p))                                                    \
     X(logits_processors, G, f_unsupported(p))                                                      \
     X(allowed_token_ids, G, f_unsupported(p))                                                      \
+    X(logprob_token_ids, G, f_unsupported(p))                                                      \
+    X(repetition_detection, G, f_unsupported(p))                                                   \
+    X(thinking_token_budget, G, f_thinking_budget(p))                                              \
+    X(watermarking, G, f_truthy_unsupported(p))                                                    \
     X(truncate_prompt_tokens, G, f_truncate(p))                                                    \
+    X(truncation_side, G, f_truncation_side(p))                                                    \
     X(return_tokens_as_token_ids, G, r->tokens_as_ids = boolean(p))                                \
     X(bad_words, G, f_unless_empty(p))                                                             \
     X(functions, H, f_unless_empty(p))                                                             \
@@ -535,7 +577,9 @@ static void f_ignored(struct parse *p)
     X(parallel_tool_calls, H, r->parallel_calls = boolean(p))                                      \
     X(include_reasoning, H, r->include_reasoning = boolean(p))                                     \
     X(reasoning_effort, H, string(p))                                                              \
-    X(request_id, G, f_ignored(p))                                                                 \
+    X(request_id, G, r->request_id = string(p))                                                    \
+    X(session_id, G, f_ignored(p))                                                                 \
+    X(stream_interval, G, f_ignored(p))                                                            \
     X(length_penalty, G, f_ignored(p))                                                             \
     X(early_stopping, G, f_ignored(p))                                                             \
     X(prediction, H, f_ignored(p))                                                                 \
@@ -543,7 +587,9 @@ static void f_ignored(struct parse *p)
     X(prompt_cache_key, G, f_ignored(p))                                                           \
     X(safety_identifier, G, f_ignored(p))                                                          \
     X(kv_transfer_params, G, f_ignored(p))                                                         \
+    X(ec_transfer_params, G, f_ignored(p))                                                         \
     X(mm_processor_kwargs, H, f_ignored(p))                                                        \
+    X(media_io_kwargs, H, f_ignored(p))                                                            \
     X(vllm_xargs, G, f_ignored(p))                                                                 \
     X(service_tier, G, f_ignored(p))                                                               \
     X(store, G, f_ignored(p))                                                                      \

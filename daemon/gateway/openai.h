@@ -73,8 +73,9 @@ struct api_request {
     bool stream, include_usage, continuous_usage, echo;
     bool add_special, add_special_set, skip_special, add_generation_prompt, continue_final;
     bool ignore_eos, include_stop, return_ids, return_strings;
-    bool tokens_as_ids; /* names of tokens in log-probabilities are "token_id:N" */
-    int64_t truncate;   /* only so many tokens of a prompt count, its last; -1: what fits; 0: all */
+    bool tokens_as_ids;  /* names of tokens in log-probabilities are "token_id:N" */
+    int64_t truncate;    /* only so many tokens of a prompt count; -1: what fits; 0: all */
+    bool truncate_right; /* its first ones, not its last */
     uint32_t n, max_tokens, min_tokens; /* max_tokens UINT32_MAX: what there is room for */
     int logprobs, prompt_logprobs;      /* how many of the best; -1: none at all */
     Ember__V1__Sampling sampling;       /* arrays owned */
@@ -85,8 +86,8 @@ struct api_request {
     size_t stop_lens[API_STOPS_MAX], n_stops;
     uint32_t *stop_ids;
     size_t n_stop_ids;
-    int32_t priority;
-    const char *cache_salt, *user, *template_name;
+    int64_t priority;
+    const char *cache_salt, *user, *template_name, *request_id;
     const char *unknown[API_UNKNOWN_MAX]; /* fields that mean nothing to us */
     size_t n_unknown;
 };

@@ -231,18 +231,22 @@ static void submit(struct gw_job *job)
 
 /* ---- tokenizing, on a worker ---- */
 
-/* truncate_prompt_tokens: the last ones stay. */
+/* truncate_prompt_tokens: the last ones stay, or the first; -1 leaves room for the answer. */
 static void truncate_prompts(struct gw_job *job)
 {
     struct api_request *api = &job->api;
-    uint32_t most = job->model->text->max_positions;
-    size_t keep = api->truncate > 0 ? (size_t)api->truncate : most > 1 ? most - 1 : SIZE_MAX;
+    uint32_t most = job->model->max_positions;
+    uint32_t answer = api->max_tokens == UINT32_MAX ? 1 : MAX(api->max_tokens, 1);
+    size_t keep = api->truncate > 0 ? (size_t)api->truncate
+                  : most > answer   ? most - answer
+                                    : SIZE_MAX;
 
     for (size_t i = 0; api->truncate && i < api->n_prompts; i++) {
         struct api_prompt *p = &api->prompts[i];
         if (p->n_ids <= keep)
             continue;
-        memmove(p->ids, p->ids + (p->n_ids - keep), keep * sizeof *p->ids);
+        if (!api->truncate_right)
+            memmove(p->ids, p->ids + (p->n_ids - keep), keep * sizeof *p->ids);
         p->n_ids = keep;
     }
 }
@@ -381,6 +385,12 @@ static void run_parse(struct work *work)
     free(TAKE(job->body));
 }
 
+static void name_job(struct gw_job *job)
+{
+    snprintf(job->id, sizeof job->id, "%s-%s", job->kind == API_CHAT ? "chatcmpl" : "cmpl",
+             http_id(job->http));
+}
+
 /* One warning for each field's name, whoever sends it how often. */
 static void warn_unknown(const struct gw_job *job)
 {
@@ -420,6 +430,9 @@ static void parsed(struct work *work)
         end_now(job);
         return;
     }
+    if (job->api.request_id)
+        http_take_id(job->http, job->api.request_id);
+    name_job(job);
     warn_unknown(job);
     choose_seed(job);
     if (!find_model(job)) {
@@ -449,8 +462,7 @@ static void begin(struct gw *gw, struct http_request *http, enum api_kind kind)
                            .heartbeat_ns = http_received_ns(http),
                            .with_worker = true,
                            .work = {.run = run_parse, .done = parsed}};
-    snprintf(job->id, sizeof job->id, "%s-%s", kind == API_CHAT ? "chatcmpl" : "cmpl",
-             http_id(http));
+    name_job(job);
     job->body = http_take_body(http, &job->body_len);
     TAILQ_INSERT_TAIL(&gw->jobs, job, link);
     gw->n_jobs++;
@@ -534,6 +546,7 @@ static void count_end(const struct gw_job *job, const struct choice *choice,
 
     m->finished[index[event->reason]]++;
     METRICS_OBSERVE(&m->output_len, length, event->n_generated);
+    choice->part->n_longest = MAX(choice->part->n_longest, event->n_generated);
     if (!choice->first_ns)
         return;
     double decode = (double)(choice->last_ns - choice->first_ns) / 1e9;
@@ -548,7 +561,8 @@ static void on_finished(struct gw_part *part, const struct sched_event *event)
     struct choice *choice = &job->choices[part->index * job->api.n + event->choice];
 
     part->n_prompt = event->n_prompt;
-    part->n_cached = MAX(part->n_cached, event->n_cached);
+    if (!event->choice) /* the others take over what the first one has computed */
+        part->n_cached = event->n_cached;
     if (choice->followed)
         conn_unfollow(job->model, choice->followed);
     count_end(job, choice, event);
@@ -569,22 +583,25 @@ static void on_finished(struct gw_part *part, const struct sched_event *event)
 static void on_part_done(struct gw_part *part)
 {
     struct gw_job *job = part->job;
+    struct model_metrics *m = &job->model->metrics;
 
     part->id = 0;
     job->n_live--;
     job->gw->n_running--;
-    METRICS_OBSERVE(&job->model->metrics.prompt_len, length, part->n_prompt);
+    METRICS_OBSERVE(&m->prompt_len, length, part->n_prompt);
     if (part->first_step_ns)
-        METRICS_OBSERVE(&job->model->metrics.inference, latency,
-                        (double)(clock_ns() - part->first_step_ns) / 1e9);
+        METRICS_OBSERVE(&m->computed, length, part->n_prompt - part->n_cached);
+    METRICS_OBSERVE(&m->longest, length, part->n_longest);
+    m->cached_tokens += part->n_cached;
+    if (part->first_step_ns)
+        METRICS_OBSERVE(&m->inference, latency, (double)(clock_ns() - part->first_step_ns) / 1e9);
     if (job->n_live)
         return;
-    METRICS_OBSERVE(&job->model->metrics.n, few, job->api.n);
+    METRICS_OBSERVE(&m->n, few, job->api.n);
     if (job->api.max_tokens != UINT32_MAX)
-        METRICS_OBSERVE(&job->model->metrics.max_tokens, length, job->api.max_tokens);
+        METRICS_OBSERVE(&m->max_tokens, length, job->api.max_tokens);
     if (job->http)
-        METRICS_OBSERVE(&job->model->metrics.e2e, latency,
-                        (double)(clock_ns() - http_received_ns(job->http)) / 1e9);
+        METRICS_OBSERVE(&m->e2e, latency, (double)(clock_ns() - http_received_ns(job->http)) / 1e9);
     respond_end(job);
     job_settle(job);
 }

@@ -57,8 +57,8 @@ struct choice {
 struct gw_part {
     struct gw_job *job;
     uint32_t index;
-    uint64_t id; /* the scheduler's; 0: not submitted, or done */
-    uint32_t n_prompt, n_cached;
+    uint64_t id;                            /* the scheduler's; 0: not submitted, or done */
+    uint32_t n_prompt, n_cached, n_longest; /* longest: of its choices, in tokens */
     uint64_t first_step_ns;
     struct buffer prompt_lp;                                    /* prompt_logprobs entries */
     struct buffer echo_tokens, echo_lp, echo_top, echo_offsets; /* the same for echo */

@@ -123,11 +123,12 @@ static void prompt_ids(const struct gw_job *job, const struct gw_part *part, str
     js_raw(out, "]");
 }
 
+/* A chat's prompt is beside its choices. */
 static void token_ids(const struct gw_job *job, struct choice *c, struct buffer *out)
 {
     if (!job->api.return_ids)
         return;
-    if (!c->prompt_ids_sent)
+    if (!c->prompt_ids_sent && job->kind != API_CHAT)
         prompt_ids(job, c->part, out);
     c->prompt_ids_sent = true;
     js_raw(out, ",\"token_ids\":[");
@@ -203,6 +204,8 @@ static void role_chunk(struct gw_job *job, struct choice *c)
               ",\"choices\":[{\"index\":%u,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},"
               "\"logprobs\":null,\"finish_reason\":null}]",
               c->index);
+    if (job->api.return_ids)
+        prompt_ids(job, c->part, &job->out);
     close_chunk(job);
     c->role_sent = true;
 }
@@ -366,7 +369,9 @@ static void whole(struct gw_job *job)
         raw_buffer(out, &job->parts[0].prompt_lp);
         js_raw(out, "]");
     }
-    js_raw(out, "}");
+    if (job->api.return_ids && job->kind == API_CHAT)
+        prompt_ids(job, &job->parts[0], out);
+    js_raw(out, ",\"system_fingerprint\":null}");
     http_reply(TAKE(job->http), 200, "application/json", out->data, out->len);
 }
 
@@ -407,7 +412,7 @@ void respond_tokens(struct gw_job *job)
 
     if (job->kind == API_TOKENIZE) {
         js_printf(out, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", prompt->n_ids,
-                  job->model->text->max_positions);
+                  job->model->max_positions);
         for (size_t i = 0; i < prompt->n_ids; i++)
             js_printf(out, "%s%u", i ? "," : "", prompt->ids[i]);
         js_raw(out, "]");

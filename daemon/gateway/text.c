@@ -15,18 +15,34 @@
 
 /* ---- loading ---- */
 
-/* What only the description knows; a config that it refuses never gets an instance either. */
-static void read_description(struct text *text, const char *dir)
+/* NULL: a config that is refused never gets an instance either. */
+static struct model *describe(const char *dir)
 {
     _cleanup_free_ char *path = x_printf("%s/config.json", dir), *data = NULL;
-    _cleanup_(model_freep) struct model *model = NULL;
+    struct model *model = NULL;
     size_t len;
 
-    if (fd_read_file(path, JSON_FILE_MAX, &data, &len, NULL) == 0 &&
-        model_from_config(data, len, path, &model, NULL) == 0) {
-        text->rope_exact_len = model_info(model)->rope_exact_len;
-        text->vocab_size = MIN(text->vocab_size, model_info(model)->vocab_size);
-    }
+    if (fd_read_file(path, JSON_FILE_MAX, &data, &len, NULL) == 0)
+        model_from_config(data, len, path, &model, NULL);
+    return model;
+}
+
+uint32_t text_max_positions(const char *dir)
+{
+    _cleanup_(model_freep) struct model *model = describe(dir);
+
+    return model ? model_info(model)->max_positions : 0;
+}
+
+/* What only the description knows. */
+static void read_description(struct text *text, const char *dir)
+{
+    _cleanup_(model_freep) struct model *model = describe(dir);
+
+    if (!model)
+        return;
+    text->rope_exact_len = model_info(model)->rope_exact_len;
+    text->vocab_size = MIN(text->vocab_size, model_info(model)->vocab_size);
 }
 
 /* An object from DIR/NAME, or NULL when there is none that can be read. */
@@ -60,10 +76,7 @@ static void read_config(struct text *text, const char *dir)
     json_t *root = read_json(dir, "config.json");
     json_t *inner = json_object_get(root, "text_config");
     json_t *model = json_is_object(inner) ? inner : root;
-    json_int_t positions = json_integer_value(json_object_get(model, "max_position_embeddings"));
 
-    if (positions > 0 && positions <= UINT32_MAX)
-        text->max_positions = (uint32_t)positions;
     add_eos(text, json_object_get(model, "eos_token_id"));
     add_eos(text, json_object_get(root, "eos_token_id"));
     json_decref(root);
@@ -212,8 +225,9 @@ static void also_called(json_t *message, const char *name, const char *other)
         json_object_set(message, other, v);
 }
 
-/* An assistant's turn that comes back: calls, thoughts, and content that there was none of. */
-static void assistant_turn(const struct text *text, json_t *message)
+/* Content that there was none of; and of an assistant's turn that comes back, calls and thoughts.
+ */
+static void complete_turn(const struct text *text, json_t *message)
 {
     const char *role = json_string_value(json_object_get(message, "role"));
     json_t *calls = json_object_get(message, "tool_calls"),
@@ -221,8 +235,11 @@ static void assistant_turn(const struct text *text, json_t *message)
     bool empty = !content || json_is_null(content) ||
                  (json_is_string(content) && !json_string_length(content));
 
-    if (!role || strcmp(role, "assistant"))
+    if (!role || strcmp(role, "assistant")) {
+        if (!content || json_is_null(content)) /* templates add strings to it */
+            json_object_set_new(message, "content", json_string(""));
         return;
+    }
     also_called(message, "reasoning", "reasoning_content");
     also_called(message, "reasoning_content", "reasoning");
     if (calls && !json_array_size(calls)) {
@@ -305,7 +322,7 @@ static int render(const struct text *text, struct api_request *request, struct b
     {
         if (r == 0)
             r = join_parts(message, &err);
-        assistant_turn(text, message);
+        complete_turn(text, message);
     }
     as_text = r == 0 ? json_deep_copy(request->messages) : NULL;
     json_array_foreach(request->messages, i, message) opened |= open_arguments(message);
@@ -317,7 +334,7 @@ static int render(const struct text *text, struct api_request *request, struct b
     json_decref(as_text);
     if (r == 0 && request->continue_final)
         r = cut_behind_last(request, out, &err);
-    return r < 0 ? fail_with(fail, "messages", &err) : 0;
+    return r < 0 ? fail_with(fail, r == -ENOENT ? "chat_template" : "messages", &err) : 0;
 }
 
 static int check_ids(const struct text *text, const struct api_request *request,

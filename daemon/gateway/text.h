@@ -21,7 +21,7 @@ struct text {
     struct chat_form form; /* how it writes calls and thoughts, as its template shows it */
     bool null_content;     /* its template tells messages with calls by content that is none */
     uint32_t eos[TEXT_EOS_MAX], n_eos;
-    uint32_t max_positions, vocab_size;
+    uint32_t vocab_size;
     uint32_t rope_exact_len; /* as in model/model.h */
     struct {
         float temperature, top_p, min_p, repetition_penalty;
@@ -29,6 +29,9 @@ struct text {
         unsigned set; /* API_TEMPERATURE | ... */
     } defaults;       /* of generation_config.json */
 };
+
+/* How many tokens a sequence of that checkpoint may have; 0: its config.json does not say. */
+uint32_t text_max_positions(const char *dir);
 
 /* cache (may be NULL) holds compiled tokenizers. */
 int text_load(const char *dir, struct cache *cache, struct text **ret, struct error *err);

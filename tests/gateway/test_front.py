@@ -74,6 +74,8 @@ class Managed(unittest.TestCase):
     def test_emberd_answers_openai_clients(self):
         w = self.whole()
         gateway_pid = w.serving()["pid"]
+        model, = w.get("/v1/models")[2]["data"]  # before anybody has asked it
+        self.assertEqual((model["id"], model["max_model_len"]), ("ember-tiny", 2048))
         self.assertEqual(w.complete(STORY, max_tokens=3)["usage"]["completion_tokens"], 3)
         self.assertIn(gateway_pid, w.emberd.children())
         self.assertEqual(w.stop(), 0)
@@ -569,6 +571,11 @@ class Metrics(unittest.TestCase):
                 ("lora_requests_info", "gauge"), ("num_preemptions_total", "counter"),
                 ("prefix_cache_queries_total", "counter"), ("prefix_cache_hits_total", "counter"),
                 ("prompt_tokens_total", "counter"), ("generation_tokens_total", "counter"),
+                ("prompt_tokens_cached_total", "counter"),
+                ("prompt_tokens_by_source_total", "counter"),
+                ("request_max_num_generation_tokens", "histogram"),
+                ("request_prefill_kv_computed_tokens", "histogram"),
+                ("request_time_per_output_token_seconds", "histogram"),
                 ("request_success_total", "counter"), ("engine_sleep_state", "gauge"),
                 ("time_to_first_token_seconds", "histogram"),
                 ("inter_token_latency_seconds", "histogram"),
@@ -591,6 +598,15 @@ class Metrics(unittest.TestCase):
         self.assertEqual(self.one(found, "vllm:request_params_n", **model), 2)
         self.assertEqual(self.one(found, "vllm:cache_config_info", block_size="16", **model), 1)
         self.assertGreater(self.one(found, "vllm:prefix_cache_queries_total", **model), 0)
+        prompts = 2 * g.ask("/tokenize", prompt=STORY)["count"]
+        self.assertEqual(self.one(found, "vllm:prompt_tokens_total", **model), prompts)
+        self.assertEqual(prompts, sum(
+            self.one(found, "vllm:prompt_tokens_by_source_total", source=source, **model)
+            for source in ("local_compute", "local_cache_hit", "external_kv_transfer")))
+        self.assertEqual(found["process_cpu_seconds_total"][0], "counter")
+        for _ in range(2):  # of the second one all but the last block is cached
+            g.complete("and so on " * 40, max_tokens=1)
+        self.assertGreaterEqual(self.one(self.page(g), "vllm:prompt_tokens_cached_total", **model), 64)
 
         def bounds(family):
             return [dict(labels)["le"] for (name, labels) in found[family][1]

@@ -111,6 +111,79 @@ class Api(Case):
                 text, reason = self.g.stream_text(STORY, index=i, **body)
                 self.assertEqual((text, reason), (choice["text"], choice["finish_reason"]), extra)
 
+    def test_every_member_of_the_objects(self):
+        def keys(o):
+            return set(o) if isinstance(o, dict) else o
+        usage = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
+        whole = {"id", "object", "created", "model", "choices", "usage", "system_fingerprint"}
+        ask = {"max_tokens": 3, "logprobs": 2, "return_token_ids": True, "prompt_logprobs": 1}
+        r = self.g.complete(STORY, **ask)
+        self.assertEqual(set(r), whole)
+        self.assertEqual(set(r["usage"]), usage)
+        self.assertEqual(set(r["choices"][0]), {
+            "index", "text", "logprobs", "finish_reason", "stop_reason", "token_ids",
+            "prompt_token_ids", "prompt_logprobs"})
+        self.assertEqual(set(r["choices"][0]["logprobs"]), {
+            "text_offset", "token_logprobs", "tokens", "top_logprobs"})
+        entry = next(iter(r["choices"][0]["prompt_logprobs"][1].values()))
+        self.assertEqual((set(entry), entry["rank"]), ({"logprob", "rank", "decoded_token"}, 1))
+        ask = {**ask, "logprobs": True, "top_logprobs": 2}
+        r = self.g.chat("Who are you?", **ask)
+        self.assertEqual(set(r), whole | {"prompt_logprobs", "prompt_token_ids"})
+        self.assertEqual(r["prompt_token_ids"], CASES[0]["prompt_ids"])
+        self.assertEqual(set(r["choices"][0]), {
+            "index", "message", "logprobs", "finish_reason", "stop_reason", "token_ids"})
+        self.assertEqual(set(r["choices"][0]["message"]), {"role", "content", "refusal"})
+        row = r["choices"][0]["logprobs"]["content"][0]
+        self.assertEqual(set(row), {"token", "logprob", "bytes", "top_logprobs"})
+        self.assertEqual(set(row["top_logprobs"][0]), {"token", "logprob", "bytes"})
+        chunks = list(self.g.stream("/v1/chat/completions", temperature=0, max_tokens=3, n=2,
+                                    messages=[{"role": "user", "content": "Who are you?"}],
+                                    return_token_ids=True,
+                                    stream_options={"include_usage": True, "continuous_usage_stats": True}))
+        head = {"id", "object", "created", "model", "choices", "usage"}
+        self.assertEqual(chunks[-1], "[DONE]")
+        begun, ids = set(), {0: [], 1: []}
+        for chunk in chunks[:-2]:
+            choice, = chunk["choices"]
+            first = choice["index"] not in begun
+            begun.add(choice["index"])
+            self.assertEqual(set(chunk), head | ({"prompt_token_ids"} if first else set()))
+            self.assertEqual(chunk["object"], "chat.completion.chunk")
+            self.assertEqual(choice["delta"] == {"role": "assistant", "content": ""}, first)
+            self.assertEqual(chunk["usage"]["prompt_tokens"], 12)
+            ids[choice["index"]] += choice.get("token_ids", [])
+        self.assertEqual(ids, dict.fromkeys((0, 1), CASES[0]["greedy_ids"][:3]))
+        self.assertEqual((set(chunks[-2]), chunks[-2]["choices"]), (head, []))
+        self.assertEqual({c["id"] for c in chunks[:-1]}, {chunks[0]["id"]})
+
+    def test_cached_tokens_are_those_of_the_first_choice(self):
+        """What it has computed and the others take over was in no cache."""
+        prompt = "In a house beside the river, " * 9
+        for want in (False, True):
+            r = self.g.complete(prompt, max_tokens=1, n=3)
+            self.assertEqual(r["usage"]["prompt_tokens_details"]["cached_tokens"] > 0, want)
+        self.assertGreater(r["usage"]["prompt_tokens"], 40)
+
+    def test_bodies_in_chunks(self):
+        """As clients send what they do not know the length of."""
+        body = json.dumps({"prompt": STORY, "max_tokens": 3, "temperature": 0}).encode()
+        want = self.g.complete(STORY, max_tokens=3)["choices"]
+        c = self.g.connect()
+        for size in (1, 7, len(body)):
+            c.request("POST", "/v1/completions", (body[i:i + size] for i in range(0, len(body), size)),
+                      {"Content-Type": "application/json"}, encode_chunked=True)
+            r = c.getresponse()
+            self.assertEqual((r.status, json.loads(r.read())["choices"]), (200, want))
+        c.close()
+        with socket.create_connection(("127.0.0.1", self.g.port)) as s:
+            s.settimeout(60)
+            s.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+                      f"Expect: 100-continue\r\n\r\n".encode())
+            self.assertTrue(s.recv(4096).startswith(b"HTTP/1.1 100 "))
+            s.sendall(body)
+            self.assertTrue(s.recv(4096).startswith(b"HTTP/1.1 200 "))
+
     def test_chat_stream(self):
         chunks = list(self.g.stream("/v1/chat/completions", temperature=0,
                                     messages=[{"role": "user", "content": "Who are you?"}],
@@ -168,6 +241,50 @@ class Api(Case):
                                         b["logprobs"]["token_logprobs"]))[1:]:
             self.assertEqual(entry[str(token)]["logprob"], p)
 
+    def test_log_likelihoods_as_lm_eval_asks_for_them(self):
+        """A row for each token, whatever is generated behind: it drops the last one by its place."""
+        tails = [(c["prompt_ids"], c["greedy_ids"]) for c in CASES[:6]]
+        tails += [(ids, tail[:-1]) for ids, tail in tails if tail[-1] in (0, 2)]  # next: the end
+        self.assertGreater(len(tails), 6)
+        tails += [(ids, [tail[0], 77, *tail[1:3]]) for ids, tail in tails[:2]]
+        for max_tokens in (1, 0):
+            r = self.g.complete([ids + tail for ids, tail in tails], max_tokens=max_tokens,
+                                logprobs=1, echo=True, seed=1234)
+            self.assertEqual([c["index"] for c in r["choices"]], list(range(len(tails))))
+            for (ids, tail), choice in zip(tails, r["choices"]):
+                lp = choice["logprobs"]
+                n = len(ids) + len(tail) + max_tokens
+                self.assertEqual({k: len(v) for k, v in lp.items()}, dict.fromkeys(lp, n))
+                rows = slice(len(ids), len(ids) + len(tail))
+                greedy = all(p == max(top.values()) for p, top in
+                             zip(lp["token_logprobs"][rows], lp["top_logprobs"][rows]))
+                self.assertEqual(greedy, 77 not in tail)
+                alone = self.g.complete(ids, max_tokens=len(tail), logprobs=1)
+                if greedy:
+                    self.assertEqual(alone["choices"][0]["logprobs"]["token_logprobs"],
+                                     lp["token_logprobs"][rows])
+
+    def test_a_row_for_the_end_too(self):
+        """As many rows as tokens, the end of the sequence included: in chats and streams as well."""
+        case = next(c for c in CASES if c["greedy_ids"][-1] == 2)
+        n = len(case["greedy_ids"])
+        r = self.g.complete(case["prompt"], max_tokens=n + 4, logprobs=0, return_token_ids=True)
+        self.assertEqual(r["usage"]["completion_tokens"], n)
+        lp = r["choices"][0]["logprobs"]
+        self.assertEqual((len(lp["tokens"]), lp["tokens"][-1]), (n, "<|im_end|>"))
+        self.assertEqual(r["choices"][0]["text"], "".join(lp["tokens"][:-1]))
+        self.assertEqual(lp["text_offset"][-1], len(r["choices"][0]["text"]))
+        rows = []
+        for chunk in self.g.stream("/v1/completions", prompt=case["prompt"], temperature=0,
+                                   max_tokens=n + 4, logprobs=0):
+            if isinstance(chunk, dict):
+                rows += chunk["choices"][0]["logprobs"]["token_logprobs"]
+        self.assertEqual(rows, lp["token_logprobs"])
+        chat = self.g.chat("Who are you?", logprobs=True)
+        content = chat["choices"][0]["logprobs"]["content"]
+        self.assertEqual(len(content), chat["usage"]["completion_tokens"])
+        self.assertEqual(content[-1]["token"], "<|im_end|>")
+
     def test_stop_strings_never_leak(self):
         text = self.g.complete(STORY, max_tokens=40)["choices"][0]["text"]
         for at in range(3, len(text) - 6, 5):
@@ -203,6 +320,19 @@ class Api(Case):
         self.assertGreaterEqual(more["usage"]["completion_tokens"], n + 4)
         self.assertLess(self.g.complete(case["prompt"], max_tokens=200)["usage"]
                         ["completion_tokens"], 200)
+
+    def test_stop_tokens_in_the_output(self):
+        text = self.g.complete(STORY, max_tokens=6, return_token_ids=True)["choices"][0]
+        body = {"max_tokens": 30, "stop_token_ids": text["token_ids"][5:6]}
+        without = self.g.complete(STORY, **body)["choices"][0]
+        included = self.g.complete(STORY, include_stop_str_in_output=True, **body)["choices"][0]
+        self.assertEqual(included["text"], text["text"])
+        self.assertTrue(text["text"].startswith(without["text"]) and without["text"] != text["text"])
+        self.assertEqual(included["stop_reason"], text["token_ids"][5])
+        case = CASES[0]  # the end of the sequence has no text, unless that of special tokens is wanted
+        for more, end in (({}, ""), ({"skip_special_tokens": False}, "<|im_end|>")):
+            r = self.g.complete(case["prompt"], max_tokens=100, include_stop_str_in_output=True, **more)
+            self.assertEqual(r["choices"][0]["text"], case["greedy_text"] + end)
 
     def test_penalties_and_biases(self):
         base = self.g.complete(STORY, max_tokens=40, return_token_ids=True)["choices"][0]
@@ -267,7 +397,20 @@ class Api(Case):
                              ("logit_bias", {"99999": 1}), ("stream", "yes"), ("seed", 1.5),
                              ("response_format", {"type": "structural_tag"}), ("suffix", "x"),
                              ("prompt", []), ("prompt", [[]]), ("prompt", [-1]), ("prompt", {}),
-                             ("guided_json", 3), ("best_of", 3), ("min_tokens", 17)):
+                             ("guided_json", 3), ("best_of", 3), ("min_tokens", 17), ("n", 1.5),
+                             ("seed", "x"), ("top_k", -2), ("top_k", 1.5), ("min_p", 1.5), ("top_p", 1.5),
+                             ("temperature", "hot"), ("temperature", 1e300), ("presence_penalty", 3),
+                             ("frequency_penalty", -3), ("repetition_penalty", 0), ("logprobs", -1),
+                             ("prompt_logprobs", 21), ("prompt_logprobs", -1), ("stop", ["x"] * 65),
+                             ("stop_token_ids", 5), ("stop_token_ids", [-1]), ("echo", 1),
+                             ("ignore_eos", "x"), ("priority", "high"), ("cache_salt", ""),
+                             ("cache_salt", 5), ("request_id", 5), ("user", 5), ("truncation_side", "up"),
+                             ("stream_options", 5), ("stream_options", {"include_usage": True}),
+                             ("logit_bias", []), ("guided_regex", ""), ("guided_choice", []),
+                             ("truncate_prompt_tokens", -2), ("return_token_ids", "x"),
+                             ("skip_special_tokens", 0), ("add_special_tokens", "x"),
+                             ("response_format", {"type": "json_schema"}), ("prompt", None),
+                             ("structured_outputs", {"regex": "a", "choice": ["a"]})):
             self.fails(400, c, {"model": "ember-tiny", "prompt": "x", field: value}, field,
                        param=field)
         self.fails(400, c, {"model": "ember-tiny", "prompt": [5000]}, "vocabulary", param="prompt")
@@ -280,8 +423,21 @@ class Api(Case):
         self.fails(400, h, {"model": "ember-tiny", "messages": [
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
             "text parts")
-        self.fails(400, h, {"model": "ember-tiny", "top_logprobs": 2,
-                            "messages": [{"role": "user", "content": "x"}]}, "logprobs")
+        chat = {"model": "ember-tiny", "messages": [{"role": "user", "content": "x"}]}
+        for field, value in (("top_logprobs", 2), ("logprobs", 1), ("max_tokens", 0),
+                             ("max_completion_tokens", 0), ("tool_choice", "sometimes"),
+                             ("tool_choice", {"type": "function"}), ("tools", {}),
+                             ("chat_template_kwargs", 5), ("chat_template", "nope"),
+                             ("add_generation_prompt", 1), ("parallel_tool_calls", 1),
+                             ("reasoning_effort", 1), ("messages", "x"), ("messages", [5]),
+                             ("messages", None), ("stream_options", {"include_usage": 1})):
+            self.fails(400, h, {**chat, "stream": True, field: value}, ".", param=field)
+        self.fails(400, h, {**chat, "continue_final_message": True, "add_generation_prompt": True},
+                   "together", param="continue_final_message")
+        self.fails(400, c, {"prompt": "x", "stream": True, "prompt_logprobs": 1}, "stream",
+                   param="prompt_logprobs")
+        for body in ("", "null", "[", '{"prompt": "x", "prompt": "y"}', b"\xff", '{"prompt": NaN}'):
+            self.fails(400, c, body, "JSON")
         self.assertEqual(self.g.get(c)[0], 405)
         self.assertEqual(self.g.get("/nowhere")[0], 404)
 
@@ -295,8 +451,12 @@ class Api(Case):
         r = self.g.complete(ids, max_tokens=1, truncate_prompt_tokens=3, return_token_ids=True)
         self.assertEqual(r["choices"][0]["prompt_token_ids"], ids[-3:])
         self.assertEqual(r["usage"]["prompt_tokens"], 3)
-        r = self.g.complete("a " * 5000, max_tokens=1, truncate_prompt_tokens=-1)
-        self.assertEqual(r["usage"]["prompt_tokens"], 2047)
+        r = self.g.complete(ids, max_tokens=1, truncate_prompt_tokens=3, truncation_side="right",
+                            return_token_ids=True)
+        self.assertEqual(r["choices"][0]["prompt_token_ids"], ids[:3])
+        for n in (1, 5):  # what fits leaves room for the answer
+            r = self.g.complete("a " * 5000, max_tokens=n, truncate_prompt_tokens=-1, ignore_eos=True)
+            self.assertEqual((r["usage"]["prompt_tokens"], r["usage"]["completion_tokens"]), (2048 - n, n))
         self.fails(400, "/v1/completions", {"prompt": "x", "truncate_prompt_tokens": 0}, "0 tokens")
 
     def test_tokens_as_ids(self):
@@ -310,8 +470,11 @@ class Api(Case):
                         length_penalty=1.0, safety_identifier="me")
         self.g.chat("x", max_tokens=1, modalities=["text"], verbosity="low", functions=[])
         self.assertNotIn("unknown field ignored field=\"verbosity\"", self.g.text())
+        self.g.chat("x", max_tokens=1, top_logprobs=0, session_id="s", thinking_token_budget=-1,
+                    seed=-2 ** 63, priority=time.time_ns(), stop=None, n=None, logit_bias=None)
         for field, value in (("bad_words", ["x"]), ("allowed_token_ids", [1]),
-                             ("use_beam_search", True)):
+                             ("logprob_token_ids", [1]), ("thinking_token_budget", 5),
+                             ("repetition_detection", {}), ("use_beam_search", True)):
             self.fails(400, "/v1/completions", {"prompt": "x", field: value}, field, param=field)
         chat = {"messages": [{"role": "user", "content": "x"}]}
         for field, value in (("modalities", ["audio"]), ("functions", [{"name": "f"}]),
@@ -340,6 +503,8 @@ class Api(Case):
     def test_small_routes(self):
         status, _, models = self.g.get("/v1/models")
         self.assertEqual([m["id"] for m in models["data"]], ["ember-tiny"])
+        self.assertEqual(set(models["data"][0]), {"id", "object", "created", "owned_by", "root", "parent",
+                                                  "max_model_len", "permission"})
         self.assertEqual(self.g.get("/v1/models/ember-tiny")[2]["id"], "ember-tiny")
         self.assertEqual(self.g.get("/v1/models/%65mber-tiny")[2]["id"], "ember-tiny")
         self.assertEqual(self.g.get("/v1/models/x")[0], 404)
@@ -354,6 +519,14 @@ class Api(Case):
                                            {"X-Request-Id": "my-id.1"})
         self.assertEqual(headers["X-Request-Id"], "my-id.1")
         self.assertEqual(reply["id"], "cmpl-my-id.1")
+        for given, want in (({}, "in-the-body"), ({"X-Request-Id": "my-id.2"}, "my-id.2")):
+            _, headers, reply = self.g.request("POST", "/v1/chat/completions", {
+                "messages": [{"role": "user", "content": "x"}], "max_tokens": 1,
+                "request_id": "in-the-body"}, given)
+            self.assertEqual((headers["X-Request-Id"], reply["id"]), (want, f"chatcmpl-{want}"))
+        _, headers, reply = self.g.request("POST", "/v1/completions",
+                                           {"prompt": "x", "request_id": "a\nb"})
+        self.assertRegex(headers["X-Request-Id"], "^[0-9a-f]{32}$")
         _, headers, _ = self.g.get("/ping", headers={"X-Request-Id": 'a"b' + "x" * 100})
         self.assertRegex(headers["X-Request-Id"], "^[0-9a-f]{32}$")
 
