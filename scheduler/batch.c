@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Planning one step, in this order:
+ *   0. a suspect that is to be run alone comes first, when nobody else is in flight any more;
  *   1. every decoding sequence gets the page for its next token; when pages run out, the least
  * urgent and youngest running sequence is taken off, its tokens to be computed again later;
  *   2. whoever is next in the queue and finds no room may displace a running sequence (fair.c);
@@ -13,8 +14,8 @@
 struct build {
     struct sched_instance *instance;
     struct flight *flight;
-    uint32_t budget;               /* tokens left */
-    const struct request *suspect; /* in flight or in this step */
+    uint32_t budget;        /* tokens left */
+    struct company company; /* in flight or in this step */
     uint64_t now;
 };
 
@@ -34,7 +35,7 @@ static uint64_t seq_limit(const struct seq *seq)
 static bool may_decode(const struct build *b, const struct seq *seq)
 {
     return seq->state == SEQ_DECODE && (!seq->pending || b->instance->limits.token_refs) &&
-           seq->n_known + seq->pending < seq_limit(seq) && seq_may_join(seq, b->suspect);
+           seq->n_known + seq->pending < seq_limit(seq) && company_takes(&b->company, seq);
 }
 
 static void add(struct build *b, struct seq *seq, uint32_t n_tokens, bool sample)
@@ -77,8 +78,8 @@ static void add(struct build *b, struct seq *seq, uint32_t n_tokens, bool sample
     seq->planned += n_tokens;
     seq->pending += sample;
     b->budget -= n_tokens;
-    if (request->strikes)
-        b->suspect = request;
+    if (model->n_suspects)
+        company_add(&b->company, seq);
     bool output = seq->state == SEQ_DECODE;
     client_charge(model, request->client, output ? model->config.output_weight : n_tokens);
     if (!output)
@@ -220,7 +221,7 @@ static bool admit_next(struct build *b, struct seq *seq)
 /* 2: makes place for the next in the queue, if that is just. */
 static void displace(struct build *b)
 {
-    struct seq *seq = queue_next(b->instance, b->suspect), *victim;
+    struct seq *seq = queue_next(b->instance, &b->company), *victim;
     uint32_t hits;
     bool place = !seq || has_place(b, seq, &hits);
 
@@ -252,7 +253,7 @@ static struct seq *next_begun(const struct build *b)
     for (uint32_t i = 0; i < b->instance->n_running; i++) {
         struct seq *seq = b->instance->running[i];
         if (seq->state == SEQ_PREFILL && seq->planned < seq->n_known &&
-            seq->in_step != b->flight->id && seq_may_join(seq, b->suspect) &&
+            seq->in_step != b->flight->id && company_takes(&b->company, seq) &&
             (!best || seq_before(seq, best)))
             best = seq;
     }
@@ -278,7 +279,7 @@ static void add_prompts(struct build *b, bool admitting)
         b->budget = MIN(b->budget, most);
     while (b->budget && b->flight->n < b->instance->limits.max_seqs) {
         struct seq *seq = next_begun(b);
-        struct seq *waiting = admitting ? queue_next(b->instance, b->suspect) : NULL;
+        struct seq *waiting = admitting ? queue_next(b->instance, &b->company) : NULL;
         if (waiting && (!seq || seq_before(waiting, seq))) {
             admitting = admit_next(b, waiting); /* no overtaking of one that finds no place */
             seq = admitting ? waiting : seq;
@@ -287,6 +288,58 @@ static void add_prompts(struct build *b, bool admitting)
             return;
         add_chunk(b, seq);
     }
+}
+
+/* ---- 0: suspects that run alone ---- */
+
+static struct seq *next_lone(const struct sched_instance *instance)
+{
+    for (uint32_t i = 0; i < instance->n_running; i++)
+        if (instance->running[i]->lone)
+            return instance->running[i];
+    return instance->draining ? NULL : queue_next_lone(instance);
+}
+
+/* It is being replayed, so its tokens are a prompt. Who has no place makes some. */
+static void add_lone(struct build *b, struct seq *seq)
+{
+    uint32_t hits;
+
+    if (!seq_runs(seq)) {
+        while (!has_place(b, seq, &hits) && b->instance->n_running)
+            preempt(page_victim(b->instance), b->now);
+        if (!has_place(b, seq, &hits) || !admit(b, seq, hits))
+            return;
+    }
+    if (seq->state == SEQ_PREFILL && seq->planned < seq->n_known)
+        add_chunk(b, seq);
+}
+
+/* True when nothing may be planned before those in flight have come back. */
+static bool plan_lone(struct build *b)
+{
+    struct seq *seq =
+        b->instance->model->n_lone && !b->company.lone ? next_lone(b->instance) : NULL;
+
+    if (seq && b->instance->n_flights)
+        return true;
+    if (seq)
+        add_lone(b, seq);
+    return false;
+}
+
+static void plan_all(struct build *b)
+{
+    struct sched_instance *instance = b->instance;
+    bool admitting = !reserve_pages(b) && !instance->draining;
+
+    instance->n_computing = 0;
+    for (uint32_t i = 0; i < instance->n_running && admitting; i++)
+        instance_computes(instance, instance->running[i]);
+    if (admitting)
+        displace(b);
+    add_decodes(b);
+    add_prompts(b, admitting);
 }
 
 static bool must_wait(const struct sched_instance *instance)
@@ -303,22 +356,17 @@ bool sched_next_step(struct sched_instance *instance, uint64_t now, struct sched
     if (must_wait(instance))
         return false;
     struct flight *flight = &instance->flights[instance->n_flights];
-    struct build b = {instance, flight, budget_of(instance), instance_suspect(instance), now};
-    bool admitting = !instance->draining;
+    struct build b = {instance, flight, budget_of(instance), company_of(instance), now};
 
     flight->n = flight->n_tokens = flight->n_samples = 0;
     flight->id = ++instance->model->sched->next_step;
     flight->planned_at = now;
     flight->stalled = false;
-    if (reserve_pages(&b))
-        admitting = false;
     instance->n_computing = 0;
-    for (uint32_t i = 0; i < instance->n_running && admitting; i++)
-        instance_computes(instance, instance->running[i]);
-    if (admitting)
-        displace(&b);
-    add_decodes(&b);
-    add_prompts(&b, admitting);
+    if (plan_lone(&b))
+        return false;
+    if (!flight->n)
+        plan_all(&b);
     instance->n_computing = 0;
     if (!flight->n)
         return false;

@@ -74,7 +74,7 @@ static void take_token(struct seq *seq, const struct sched_seq_result *result, u
         seq_end(seq, SCHED_ERROR, "no memory for another token", now);
         return;
     }
-    request->strikes = 0;
+    suspect_clear(seq);
     model->counters.generated_tokens++;
     sched_emit(model->sched, &(struct sched_event){.kind = SCHED_TOKEN,
                                                    .request = request->id,
@@ -110,30 +110,32 @@ static void take_part(struct seq *seq, const struct sched_seq *part, const void 
     if (result) {
         take_token(seq, result, now);
     } else if (!request->max_tokens && seq->done >= request->n_prompt) {
-        request->strikes = 0;
         seq_end(seq, SCHED_LENGTH, NULL, now);
     }
 }
 
 /*
- * The step changed nothing: its sequences are taken off and tried again, twice in a row at most. A
- * step that was in flight behind it may be refused because of it: that counts as the same refusal.
+ * The step changed nothing: its sequences are taken off and tried again, by the rules of suspect.c:
+ * one that is refused by itself twice in a row fails. A step that was in flight behind it may be
+ * refused because of it: that counts as the same refusal.
  */
 static void take_refusal(struct sched_instance *instance, struct flight *flight, const char *text,
                          uint64_t now)
 {
-    if (!instance->refused)
+    bool first = !instance->refused;
+
+    if (first)
         instance->refused = ++instance->model->sched->next_death;
+    struct seq *guilty = suspect_death(instance, flight, 1, instance->refused, first);
     for (uint32_t i = 0; i < flight->n; i++) {
         struct seq *seq = flight->entries[i];
         if (seq->id != flight->seqs[i].id)
             continue;
         seq->replayed++;
-        if (request_strike(seq->request, instance->refused))
-            request_end(seq->request, SCHED_ERROR, text, now);
-        else
-            seq_requeue(seq, now);
+        seq_requeue(seq, now);
     }
+    if (guilty)
+        request_end(guilty->request, SCHED_ERROR, text, now);
 }
 
 static int check(const struct sched_instance *instance, const struct sched_result *result,

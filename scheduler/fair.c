@@ -234,9 +234,9 @@ static bool is_being_computed(const struct sched_instance *instance, const struc
 }
 
 static bool eligible(const struct sched_instance *instance, const struct seq *seq,
-                     const struct request *suspect)
+                     const struct company *company)
 {
-    return seq_may_join(seq, suspect) &&
+    return company_takes(company, seq) &&
            route_fits(instance, seq->n_known, seq->request->max_tokens > 0) &&
            !is_being_computed(instance, seq);
 }
@@ -245,17 +245,17 @@ static bool eligible(const struct sched_instance *instance, const struct seq *se
 #define LOOK_PAST 16
 
 static struct seq *first_eligible(const struct sched_instance *instance, struct seq *seq,
-                                  const struct request *suspect)
+                                  const struct company *company)
 {
     for (int i = 0; seq && i < LOOK_PAST; i++, seq = seq->next)
-        if (eligible(instance, seq, suspect))
+        if (eligible(instance, seq, company))
             return seq;
     return NULL;
 }
 
 /* Of a client's first few of equal priority, the one of which most is cached here. */
 static struct seq *prefer_cached(const struct sched_instance *instance, struct seq *head,
-                                 const struct request *suspect)
+                                 const struct company *company)
 {
     struct seq *best = head, *seq = head;
     uint32_t hits = route_hits(instance, head);
@@ -265,7 +265,7 @@ static struct seq *prefer_cached(const struct sched_instance *instance, struct s
     for (int i = 0; i < LOOK_AHEAD && (seq = seq->next); i++) {
         if (seq->request->priority != head->request->priority)
             break;
-        uint32_t n = eligible(instance, seq, suspect) ? route_hits(instance, seq) : 0;
+        uint32_t n = eligible(instance, seq, company) ? route_hits(instance, seq) : 0;
         if (n > hits) {
             hits = n;
             best = seq;
@@ -274,21 +274,37 @@ static struct seq *prefer_cached(const struct sched_instance *instance, struct s
     return best;
 }
 
-struct seq *queue_next(struct sched_instance *instance, const struct request *suspect)
+struct seq *queue_next(struct sched_instance *instance, const struct company *company)
 {
     struct sched_model *model = instance->model;
     struct seq *best = NULL, *seq;
 
     for (uint32_t i = 0; i < model->n_waiting_clients; i++) {
-        seq = first_eligible(instance, model->waiting[i]->waiting.head, suspect);
+        seq = first_eligible(instance, model->waiting[i]->waiting.head, company);
         if (seq && (!best || seq_before(seq, best)))
             best = seq;
     }
     if (best && model->n_instances > 1)
-        best = prefer_cached(instance, best, suspect);
+        best = prefer_cached(instance, best, company);
     for (seq = instance->waiting.head; seq; seq = seq->next)
-        if (eligible(instance, seq, suspect) && (!best || seq_before(seq, best)))
+        if (eligible(instance, seq, company) && (!best || seq_before(seq, best)))
             best = seq;
+    return best;
+}
+
+struct seq *queue_next_lone(const struct sched_instance *instance)
+{
+    const struct sched_model *model = instance->model;
+    struct seq *best = NULL;
+
+    for (uint32_t i = 0; i <= model->n_waiting_clients; i++) {
+        struct seq *seq =
+            i < model->n_waiting_clients ? model->waiting[i]->waiting.head : instance->waiting.head;
+        for (; seq; seq = seq->next)
+            if (seq->lone && (!best || seq_before(seq, best)) &&
+                route_fits(instance, seq->n_known, seq->request->max_tokens > 0))
+                best = seq;
+    }
     return best;
 }
 

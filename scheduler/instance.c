@@ -128,24 +128,6 @@ bool sched_instance_idle(const struct sched_instance *instance)
     return !instance->n_running && !instance->n_flights && !instance->waiting.n;
 }
 
-struct request *instance_suspect(const struct sched_instance *instance)
-{
-    for (uint32_t f = 0; f < instance->n_flights; f++)
-        for (uint32_t i = 0; i < instance->flights[f].n; i++)
-            if (instance->flights[f].entries[i]->request->strikes)
-                return instance->flights[f].entries[i]->request;
-    return NULL;
-}
-
-bool request_strike(struct request *request, uint64_t death)
-{
-    if (request->struck_by != death) {
-        request->struck_by = death;
-        request->strikes++;
-    }
-    return request->strikes > 1;
-}
-
 /* ---- ready ---- */
 
 void instance_ready(struct sched_instance *instance)
@@ -186,15 +168,9 @@ struct sched_instance *sched_ready(struct sched *sched)
 
 /* ---- going ---- */
 
-/* Who was in flight is suspect; afterwards all have left, to be replayed elsewhere. */
-static void empty(struct sched_instance *instance, uint64_t death, uint64_t now)
+/* All leave, to be replayed elsewhere. */
+static void empty(struct sched_instance *instance, uint64_t now)
 {
-    for (uint32_t f = 0; f < instance->n_flights && death; f++) {
-        struct flight *flight = &instance->flights[f];
-        for (uint32_t i = 0; i < flight->n; i++)
-            if (flight->entries[i]->id == flight->seqs[i].id)
-                request_strike(flight->entries[i]->request, death);
-    }
     while (instance->n_running) {
         struct seq *seq = instance->running[instance->n_running - 1];
         seq->replayed++;
@@ -208,22 +184,22 @@ void sched_instance_gone(struct sched_instance *instance, bool died, uint64_t no
 {
     struct sched_model *model = instance->model;
     struct sched_instance *last = model->instances[--model->n_instances];
-    uint64_t death = died ? ++model->sched->next_death : 0;
+    struct seq *guilty = NULL;
 
     not_ready(instance);
     instance->gone = true;
     model->instances[instance->index] = last;
     last->index = instance->index;
     model->counters.failovers += died && instance->n_running;
-    empty(instance, death, now);
-    for (uint32_t f = 0; f < instance->n_flights; f++) {
-        for (uint32_t i = 0; i < instance->flights[f].n; i++) {
-            struct request *request = instance->flights[f].entries[i]->request;
-            if (death && request->struck_by == death && request->strikes > 1)
-                request_end(request, SCHED_ERROR,
-                            "the instance died while it ran this, and so did the one before", now);
-            request_drop(request);
-        }
-    }
+    if (died)
+        guilty = suspect_death(instance, instance->flights, instance->n_flights,
+                               ++model->sched->next_death, true);
+    empty(instance, now);
+    if (guilty)
+        request_end(guilty->request, SCHED_ERROR,
+                    "the instance died while it ran this, and so did the one before", now);
+    for (uint32_t f = 0; f < instance->n_flights; f++)
+        for (uint32_t i = 0; i < instance->flights[f].n; i++)
+            request_drop(instance->flights[f].entries[i]->request);
     instance_free(instance);
 }

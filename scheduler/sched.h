@@ -166,9 +166,10 @@ void *sched_instance_user(const struct sched_instance *instance);
 void sched_instance_grow(struct sched_instance *instance, uint32_t max_tokens);
 /*
  * It has gone; the handle is dead. Its sequences wait again, at the place where they were. `died`:
- * not by anybody's order: requests whose tokens were in flight become suspects. A suspect runs with
- * no other suspect in flight on its instance, until it has brought one more token; if that instance
- * dies too, the request fails alone (SCHED_ERROR).
+ * not by anybody's order: those in flight become suspects, and are replayed together. If another
+ * instance dies of them, in smaller and smaller groups (suspect.c), so that a request fails
+ * (SCHED_ERROR) only when two instances in a row have died of it, the last with nothing else in
+ * flight.
  */
 void sched_instance_gone(struct sched_instance *instance, bool died, uint64_t now);
 /* Takes no new sequence any more; those that run go on. sched_scale releases it when it is idle. */
@@ -270,8 +271,8 @@ struct sched_instance *sched_ready(struct sched *sched);
 bool sched_next_step(struct sched_instance *instance, uint64_t now, struct sched_step *ret_step);
 /*
  * The result of the oldest step in flight; calls back. -EINVAL when it is not, or a count is wrong:
- * the instance is broken and the caller ends it. A refused step's sequences are tried again;
- * refused twice in a row they fail.
+ * the instance is broken and the caller ends it. A refused step's sequences are tried again, as
+ * after a death: one that is refused twice in a row, the last time by itself, fails.
  */
 int sched_step_done(struct sched_instance *instance, const struct sched_result *result,
                     uint64_t now, struct error *err);

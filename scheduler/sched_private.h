@@ -8,6 +8,7 @@
  *   batch.c     sched_next_step
  *   done.c      sched_step_done
  *   fair.c      clients, the queue, who is next
+ *   suspect.c   who is to blame when an instance dies
  *   route.c     which instance a waiting sequence is meant for
  *   scale.c     how many instances there should be
  *   verify.c    every invariant, and figures
@@ -99,6 +100,10 @@ struct seq {
     bool begun;                  /* planned at least once */
     uint64_t in_step;            /* the last step that it is in */
 
+    uint64_t suspect;   /* suspect.c: the group it is in; 0: nobody suspects it */
+    uint64_t struck_by; /* the last death that counted, so that it counts once */
+    bool lone;          /* to be run with nobody else in flight */
+
     uint32_t n_cached, preempted, replayed;
 };
 
@@ -122,8 +127,6 @@ struct request {
     void *user;
 
     uint32_t prompt_reported; /* prompt tokens told of by SCHED_PROMPT */
-    uint32_t strikes;         /* deaths in a row */
-    uint64_t struck_by;       /* the last death that counted, so that it counts once */
     uint32_t n, n_live;
     struct seq seqs[]; /* [n] */
 };
@@ -179,7 +182,8 @@ struct sched_model {
 
     uint32_t n_waiting; /* sequences BLOCKED or QUEUED */
     uint32_t n_running;
-    uint64_t backlog; /* known tokens of QUEUED sequences */
+    uint32_t n_suspects, n_lone; /* of all sequences that have not ended */
+    uint64_t backlog;            /* known tokens of QUEUED sequences */
     struct seq *oldest,
         *youngest; /* QUEUED sequences by waiting_since: figures must not walk them */
     uint64_t next_deadline;
@@ -195,7 +199,7 @@ struct sched {
     struct sched_instance *ready, **ready_tail;
     struct request **buckets; /* by id */
     uint32_t mask, n_requests;
-    uint64_t next_request, next_seq, next_step, next_death;
+    uint64_t next_request, next_seq, next_step, next_death, next_group;
 };
 
 /* ---- seq.c ---- */
@@ -243,17 +247,40 @@ void request_drop(struct request *request);   /* one hold less; may free it */
 /* Ends those of its choices that have not ended. */
 void request_end(struct request *request, enum sched_reason reason, const char *text, uint64_t now);
 
+/* ---- suspect.c ---- */
+/* Who is in flight together, void entries too; zeros: nobody, or nobody is suspected. */
+struct company {
+    const struct seq *any; /* one of them */
+    bool mixed;            /* there are others */
+    bool lone;
+    uint64_t group; /* of the suspects */
+};
+struct company company_of(const struct sched_instance *instance);
+void company_add(struct company *company, const struct seq *seq);
+/* May it be in flight beside them? */
+static inline bool company_takes(const struct company *company, const struct seq *seq)
+{
+    if (!company->any || (company->any == seq && !company->mixed))
+        return true;
+    return !seq->lone && !company->lone &&
+           (!seq->suspect || !company->group || seq->suspect == company->group);
+}
+/* It has brought a token, or has ended. */
+void suspect_clear(struct seq *seq);
+/*
+ * What was in flight failed as a whole; may be told once for each step of one `death`. The one
+ * whose fault it was, if that is known; never, when it is not `certain` that the fault lies in
+ * these steps.
+ */
+struct seq *suspect_death(struct sched_instance *instance, const struct flight *flights,
+                          uint32_t n_flights, uint64_t death, bool certain);
+
 /* ---- fair.c ---- */
 struct client *client_get(struct sched_model *model, uint64_t id); /* NULL: no memory */
 void client_join(struct sched_model *model, struct client *client);
 void client_leave(struct sched_model *model, struct client *client);
 void client_charge(struct sched_model *model, struct client *client, uint64_t cost);
 void clients_free(struct sched_model *model);
-/* May it run beside `suspect`, the suspect in flight, if any? */
-static inline bool seq_may_join(const struct seq *seq, const struct request *suspect)
-{
-    return !seq->request->strikes || !suspect || suspect == seq->request;
-}
 /* True when a is to be served before b. */
 bool seq_before(const struct seq *a, const struct seq *b);
 void queue_insert(struct seq_list *list, struct seq *seq);
@@ -261,11 +288,11 @@ void queue_remove(struct seq *seq);
 /* Into its client's list (instance NULL) or an instance's. */
 void queue_push(struct seq *seq, struct sched_instance *instance);
 void queue_pull(struct seq *seq);
-/*
- * The next for `instance` among those meant for it and those meant for none; NULL: none. Of
- * suspects only those of `suspect`, when that is not NULL.
- */
-struct seq *queue_next(struct sched_instance *instance, const struct request *suspect);
+/* The next for `instance` among those meant for it and those meant for none, who may join
+ * `company`; NULL: none. */
+struct seq *queue_next(struct sched_instance *instance, const struct company *company);
+/* The next of those that are to be run alone. */
+struct seq *queue_next_lone(const struct sched_instance *instance);
 /* Whom `seq`, for which there is no room, may displace, or NULL. */
 struct seq *fair_victim(const struct sched_instance *instance, const struct seq *seq);
 
@@ -284,10 +311,5 @@ bool route_fits_any(const struct sched_model *model, uint32_t n_known, bool samp
 /* ---- instance.c ---- */
 void instance_ready(struct sched_instance *instance);
 void instance_free(struct sched_instance *instance);
-/* The one suspect among the steps in flight, or NULL. */
-struct request *instance_suspect(const struct sched_instance *instance);
-/* A step with `entry` failed as a whole: once per `death` and request. True when the request is to
- * fail. */
-bool request_strike(struct request *request, uint64_t death);
 
 #endif

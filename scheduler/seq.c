@@ -259,6 +259,7 @@ void seq_end(struct seq *seq, enum sched_reason reason, const char *text, uint64
         model->n_waiting--;
     }
     turn(seq, SEQ_ENDED);
+    suspect_clear(seq);
     if (reason == SCHED_STOP || reason == SCHED_LENGTH)
         learn_output(model, seq);
     request->holds++;

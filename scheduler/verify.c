@@ -57,6 +57,32 @@ static int verify_running(const struct sched_instance *instance, uint32_t slot, 
     return 0;
 }
 
+/* Suspects in flight are of one group, a lone one is there alone. Behind a refusal groups change.
+ */
+static int verify_company(const struct sched_instance *instance, struct error *err)
+{
+    const struct seq *first = NULL;
+    uint64_t group = 0;
+    bool lone = false, mixed = false;
+
+    for (uint32_t f = 0; f < instance->n_flights && !instance->refused; f++) {
+        for (uint32_t i = 0; i < instance->flights[f].n; i++) {
+            const struct seq *seq = instance->flights[f].entries[i];
+            if (seq->id != instance->flights[f].seqs[i].id)
+                continue;
+            CLAIM(!seq->suspect || !group || seq->suspect == group,
+                  "request %llu: a suspect beside another's group",
+                  (unsigned long long)seq->request->id);
+            group = seq->suspect ? seq->suspect : group;
+            lone |= seq->lone;
+            mixed |= first && first != seq;
+            first = seq;
+        }
+    }
+    CLAIM(!lone || !mixed, "a lone suspect is not alone in flight");
+    return 0;
+}
+
 static int verify_list(const struct seq_list *list, const struct sched_instance *instance,
                        struct error *err)
 {
@@ -101,6 +127,8 @@ static int verify_instance(const struct sched_instance *instance, struct error *
               "a step of %u tokens, %u sequences", instance->flights[f].n_tokens,
               instance->flights[f].n);
     int rc = verify_list(&instance->waiting, instance, err);
+    if (!rc)
+        rc = verify_company(instance, err);
     return rc < 0 ? rc : kvpages_verify(instance->pages, held, err);
 }
 
@@ -144,7 +172,7 @@ static int verify_ages(const struct sched_model *model, uint32_t queued, struct 
 
 static int verify_requests(const struct sched_model *model, struct error *err)
 {
-    uint32_t waiting = 0, running = 0, queued = 0;
+    uint32_t waiting = 0, running = 0, queued = 0, suspects = 0, lone = 0;
     uint64_t backlog = 0;
 
     for (const struct request *r = model->requests; r; r = r->next) {
@@ -157,6 +185,10 @@ static int verify_requests(const struct sched_model *model, struct error *err)
             waiting += state == SEQ_BLOCKED || state == SEQ_QUEUED;
             running += seq_runs(&r->seqs[i]);
             queued += state == SEQ_QUEUED;
+            suspects += r->seqs[i].suspect != 0;
+            lone += r->seqs[i].lone;
+            CLAIM(r->seqs[i].suspect || !r->seqs[i].lone, "request %llu: alone without reason",
+                  (unsigned long long)r->id);
             backlog += state == SEQ_QUEUED ? r->seqs[i].n_known : 0;
             CLAIM(state != SEQ_BLOCKED || r->seqs[0].state != SEQ_ENDED,
                   "request %llu: waits for nobody", (unsigned long long)r->id);
@@ -168,6 +200,9 @@ static int verify_requests(const struct sched_model *model, struct error *err)
     CLAIM(waiting == model->n_waiting && running == model->n_running && backlog == model->backlog,
           "%u wait, %u run, counted %u and %u", model->n_waiting, model->n_running, waiting,
           running);
+    CLAIM(suspects == model->n_suspects && lone == model->n_lone,
+          "%u suspects, %u alone, counted %u and %u", model->n_suspects, model->n_lone, suspects,
+          lone);
     return verify_ages(model, queued, err);
 }
 

@@ -59,6 +59,7 @@ struct choice {
     uint32_t n_truth, cap;
     uint32_t n_seen;
     bool ended;
+    uint32_t guilt; /* deaths it caused */
 };
 
 struct job {
@@ -68,7 +69,6 @@ struct job {
     uint32_t n;
     bool done, cancelled;
     uint32_t prompt_seen;
-    int poisoned; /* deaths it caused */
 };
 
 struct sim {
@@ -212,6 +212,15 @@ static void on_token(struct sim *sim, struct job *job, const struct sched_event 
     sim->report.tokens++;
 }
 
+static uint32_t guilt_of(const struct job *job)
+{
+    uint32_t guilt = 0;
+
+    for (uint32_t i = 0; i < job->n; i++)
+        guilt += job->choices[i].guilt;
+    return guilt;
+}
+
 /* The reason that the request alone would end for. */
 static void check_end(struct sim *sim, size_t index, const struct sched_event *e)
 {
@@ -233,8 +242,9 @@ static void check_end(struct sim *sim, size_t index, const struct sched_event *e
         BROKEN(sim, "request %zu: nobody cancelled it", index);
     if (e->reason == SCHED_TIMEOUT && !r->deadline)
         BROKEN(sim, "request %zu: it had no deadline", index);
-    if (e->reason == SCHED_ERROR && !r->poison)
-        sim->report.innocent_errors++;
+    if (e->reason == SCHED_ERROR)
+        *(guilt_of(job) ? &sim->report.guilty_errors : &sim->report.innocent_errors) += 1;
+    sim->report.worst_guilt = MAX(sim->report.worst_guilt, job->choices[e->choice].guilt);
     for (uint32_t i = r->min_tokens; i + 1 < e->n_generated; i++)
         if (c->tokens[r->n_prompt + i] == EOS)
             BROKEN(sim, "request %zu: went on behind its stop token", index);
@@ -487,12 +497,17 @@ static void run_step(struct sim *sim, struct node *node, const struct sched_step
 static bool is_poisoned(const struct sched_step *step)
 {
     for (uint32_t i = 0; i < step->n_seqs; i++) {
-        struct job *job = step->seqs[i].user;
-        if (job->from->poison && step->seqs[i].sample &&
-            step->seqs[i].sample_index + 1 == job->from->poison) {
-            job->poisoned++;
-            return true;
-        }
+        const struct sched_seq *seq = &step->seqs[i];
+        struct job *job = seq->user;
+        uint32_t last = job->from->n_prompt - 1;
+        bool samples =
+            job->from->poison && seq->sample && seq->sample_index + 1 == job->from->poison;
+        bool runs = job->from->poison_prompt && seq->position <= last &&
+                    last < seq->position + seq->n_tokens;
+        if (!samples && !runs)
+            continue;
+        job->choices[seq->choice].guilt++;
+        return true;
     }
     return false;
 }

@@ -30,6 +30,7 @@ struct sim_request {
     uint64_t cancel_at; /* 0: never */
     uint64_t deadline;  /* 0: none */
     uint32_t poison;    /* > 0: its instance dies when it is to sample its poison-th token */
+    bool poison_prompt; /* its instance dies when it runs the last token of its prompt */
     bool prompt_logprobs;
 };
 
@@ -56,7 +57,9 @@ struct sim_report {
     double busy, batch; /* share of instances' time in steps; sequences a step */
     double instance_seconds;
     double pages_peak;        /* share */
-    uint64_t innocent_errors; /* SCHED_ERROR of requests without poison */
+    uint64_t innocent_errors; /* SCHED_ERROR of requests that no instance died of */
+    uint64_t guilty_errors;   /* of others */
+    uint64_t worst_guilt;     /* instances that died of one choice */
     uint64_t digest;          /* of every event: equal runs are equal */
     struct sched_stats stats;
 };

@@ -37,28 +37,101 @@ static void a_death_is_replayed(void **state)
     end(f);
 }
 
-static void a_second_death_fails_one_alone(void **state)
+static void die(struct fixture *f, const struct sched_limits *limits)
+{
+    sched_instance_gone(f->instance, true, f->now);
+    f->instance = add_instance(f, limits);
+}
+
+/* Killed from outside: all are replayed together, and whoever brings a token is free. */
+static void a_death_costs_one_replay(void **state)
+{
+    struct sched_limits limits = limits_of(64, 32, 8, true);
+    struct fixture *f = begin(NULL, &limits);
+
+    for (char c = 'A'; c <= 'E'; c++)
+        ask(f, c, 4, 2);
+    assert_string_equal(plan(f), "A4* B4* C4* D4* E4*");
+    die(f, &limits);
+    assert_string_equal(plan(f), "A4* B4* C4* D4* E4*");
+    done(f);
+    assert_string_equal(plan(f), "A1* B1* C1* D1* E1*");
+    ask(f, 'F', 4, 2);
+    assert_string_equal(plan(f), "F4*");
+    end(f);
+}
+
+/* B kills each instance it runs on: the group that it is in gets smaller until it is alone. */
+static void a_guilty_one_is_found(void **state)
+{
+    struct sched_limits limits = limits_of(256, 64, 16, true);
+    struct fixture *f = begin(NULL, &limits);
+
+    for (char c = 'A'; c <= 'J'; c++)
+        ask(f, c, 4, 3);
+    plan(f);
+    die(f, &limits);
+    assert_string_equal(plan(f), "A4* B4* C4* D4* E4* F4* G4* H4* I4* J4*");
+    die(f, &limits); /* ten: in twos */
+    assert_string_equal(plan(f), "A4* B4*");
+    ask(f, 'Z', 4, 3);
+    assert_string_equal(plan(f), "A1*< B1*< Z4*"); /* nobody suspects Z */
+    die(f, &limits);
+    assert_string_equal(plan(f), "A4*"); /* by itself: not even beside Z */
+    assert_string_equal(plan(f), "A1*<");
+    done_on(f, f->instance, &f->older);
+    assert_string_equal(plan(f), ""); /* B waits for all to come back */
+    done(f);
+    assert_string_equal(plan(f), "B4*");
+    assert_string_equal(f->events, "A100 A101 ");
+    die(f, &limits);
+    assert_string_equal(f->events, "A100 A101 B.error B! ");
+    for (int i = 0; i < 30; i++)
+        run(f);
+    for (char c = 'A'; c <= 'J'; c++)
+        assert_int_equal(f->generated[(int)c], c == 'B' ? 0 : 3);
+    assert_int_equal(f->generated['Z'], 3);
+    end(f);
+}
+
+/* Two in flight: what one brings does not clear the other choice of the same request. */
+static void each_choice_is_suspected_by_itself(void **state)
+{
+    struct sched_limits limits = limits_of(64, 32, 8, false);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_request r = request(f, 'A', 1, 4, 9);
+
+    r.n = 2;
+    submit(f, &r);
+    assert_string_equal(run(f), "A4*");
+    for (int i = 0; i < 2; i++) { /* the second choice's first step */
+        assert_string_equal(plan(f), i ? "A5* A4*" : "A1* A4*");
+        die(f, &limits);
+    }
+    assert_string_equal(run(f), "A5*"); /* each by itself; the first does well */
+    assert_string_equal(plan(f), "A4*");
+    die(f, &limits);
+    assert_string_equal(f->events, "A100 A101 A.error A.error A! ");
+    end(f);
+}
+
+/* Who is gone may have done it: the one that is left was not alone. */
+static void the_cancelled_count(void **state)
 {
     struct sched_limits limits = limits_of(64, 32, 8, true);
     struct fixture *f = begin(NULL, &limits);
 
     ask(f, 'A', 4, 3);
+    plan(f);
+    die(f, &limits);
     ask(f, 'B', 4, 3);
-    ask(f, 'C', 4, 3);
-    assert_string_equal(plan(f), "A4* B4* C4*");
-    sched_instance_gone(f->instance, true, f->now);
-    f->instance = add_instance(f, &limits);
-    assert_string_equal(plan(f), "A4*"); /* suspects: one at a time */
-    assert_string_equal(plan(f), "A1*<");
-    done_on(f, f->instance, &f->older); /* A has brought a token: no suspect any more */
-    assert_string_equal(plan(f), "A1*< B4*");
-    sched_instance_gone(f->instance, true, f->now);
-    assert_string_equal(f->events, "A100 B.error B! ");
-    f->instance = add_instance(f, &limits);
-    for (int i = 0; i < 9; i++)
-        run(f);
-    assert_int_equal(f->generated['A'], 3);
-    assert_int_equal(f->generated['C'], 3);
+    assert_string_equal(plan(f), "A4* B4*");
+    sched_cancel(f->sched, f->ids['B'], f->now);
+    die(f, &limits);
+    assert_string_equal(f->events, "B.cancelled B! ");
+    assert_string_equal(plan(f), "A4*");
+    die(f, &limits);
+    assert_string_equal(f->events, "B.cancelled B! A.error A! ");
     end(f);
 }
 
@@ -291,7 +364,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_death_is_replayed),
-        cmocka_unit_test(a_second_death_fails_one_alone),
+        cmocka_unit_test(a_death_costs_one_replay),
+        cmocka_unit_test(a_guilty_one_is_found),
+        cmocka_unit_test(each_choice_is_suspected_by_itself),
+        cmocka_unit_test(the_cancelled_count),
         cmocka_unit_test(an_ordered_end_is_nobodys_fault),
         cmocka_unit_test(refused_twice_fails),
         cmocka_unit_test(a_stall_is_told_once),
