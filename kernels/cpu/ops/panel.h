@@ -123,57 +123,9 @@ INLINE vf panel_odd(const uint32_t *line, const int v)
     return v_odd_bf16(line + v * VL);
 }
 
-/* M rows against P panels from p on. */
-INLINE void bf16_tile(const int M, const int P, const struct panels *q, size_t p,
-                      const struct panel_rows *rows, size_t r, const struct post *post)
-{
-    const char *w = q->w + p * q->panel_bytes;
-    vf even[8][4], odd[8][4]; /* M rows, P * PV vectors */
-    size_t k = 0;
-    UNROLL
-    for (int m = 0; m < M; m++)
-        UNROLL
-    for (int j = 0; j < P * PV; j++)
-        even[m][j] = odd[m][j] = v_zero();
-    for (; k + 2 <= q->K; k += 2) {
-        UNROLL
-        for (int j = 0; j < P * PV; j++) {
-            const char *at = w + (size_t)(j / PV) * q->panel_bytes + k * 32;
-            if (M == 1 && j % PV == 0)
-                __builtin_prefetch(at + PANEL_AHEAD);
-            vf e = panel_even((const uint32_t *)at, j % PV);
-            vf o = panel_odd((const uint32_t *)at, j % PV);
-            UNROLL
-            for (int m = 0; m < M; m++) {
-                const float *x = (const float *)rows->x[r + (size_t)m] + k;
-                even[m][j] = v_fma(v_set(x[0]), e, even[m][j]);
-                odd[m][j] = v_fma(v_set(x[1]), o, odd[m][j]);
-            }
-        }
-    }
-    if (k < q->K)
-        for (int j = 0; j < P * PV; j++)
-            for (int m = 0; m < M; m++)
-                even[m][j] = v_fma(
-                    v_set(((const float *)rows->x[r + (size_t)m])[k]),
-                    panel_even((const uint32_t *)(w + (size_t)(j / PV) * q->panel_bytes + k * 32),
-                               j % PV),
-                    even[m][j]);
-    UNROLL
-    for (int m = 0; m < M; m++)
-        UNROLL
-    for (int i = 0; i < P; i++) {
-        vf sum[PV];
-        UNROLL
-        for (int j = 0; j < PV; j++)
-            sum[j] = v_add(even[m][i * PV + j], odd[m][i * PV + j]);
-        panel_put(q, p + (size_t)i, rows->out[r + (size_t)m], sum, post);
-    }
-}
-
 #if EMBER_ISA >= 2 && EMBER_ISA < 16
-#define BF16_M 6
-#define BF16_P 2
+#define BF16_M 6 /* rows at a time */
+#define BF16_P 2 /* panels at a time */
 #define BF16_P_ONE 4
 #elif EMBER_ISA == 1
 #define BF16_M 3
@@ -185,21 +137,109 @@ INLINE void bf16_tile(const int M, const int P, const struct panels *q, size_t p
 #define BF16_P_ONE 1
 #endif
 
-/* All rows against P panels; compiled once for each P. */
+/* What is fetched while two of k are multiplied: a line of each of some streams. */
+struct panel_fetch {
+    const char *at;     /* of the first stream */
+    size_t apart, step; /* bytes between streams, and on to the next two of k */
+};
+
+INLINE struct panel_fetch panel_ahead(const struct panels *q, size_t p)
+{
+    return (struct panel_fetch){q->w + p * q->panel_bytes + PANEL_AHEAD, q->panel_bytes, 64};
+}
+
+/* M rows from r on against P panels from p on. Behind the last row it is taken again. */
+INLINE void bf16_tile(const int M, const int P, const struct panels *q, size_t p,
+                      const struct panel_rows *rows, size_t r, struct panel_fetch fetch,
+                      const struct post *post)
+{
+    const float *x[BF16_M];
+    float *out[BF16_M];
+    vf even[BF16_M][4], odd[BF16_M][4], v[4]; /* M rows, P * PV vectors */
+    size_t k = 0;
+    UNROLL
+    for (int m = 0; m < M; m++) {
+        const size_t row = r + (size_t)m < rows->n ? r + (size_t)m : rows->n - 1;
+        x[m] = (const float *)rows->x[row];
+        out[m] = rows->out[row];
+        UNROLL
+        for (int j = 0; j < P * PV; j++)
+            even[m][j] = odd[m][j] = v_zero();
+    }
+    for (; k + 2 <= q->K; k += 2, fetch.at += fetch.step) {
+        const char *line = q->w + p * q->panel_bytes + k * 32;
+        UNROLL
+        for (int i = 0; i < P; i++)
+            __builtin_prefetch(fetch.at + (size_t)i * fetch.apart);
+        /* One half after the other: so the sums, half of the lines and an x fit into registers. */
+        UNROLL
+        for (int j = 0; j < P * PV; j++)
+            v[j] = panel_even((const uint32_t *)(line + (size_t)(j / PV) * q->panel_bytes), j % PV);
+        UNROLL
+        for (int m = 0; m < M; m++)
+            UNROLL
+        for (int j = 0; j < P * PV; j++)
+            even[m][j] = v_fma(v_set(x[m][k]), v[j], even[m][j]);
+        UNROLL
+        for (int j = 0; j < P * PV; j++)
+            v[j] = panel_odd((const uint32_t *)(line + (size_t)(j / PV) * q->panel_bytes), j % PV);
+        UNROLL
+        for (int m = 0; m < M; m++)
+            UNROLL
+        for (int j = 0; j < P * PV; j++)
+            odd[m][j] = v_fma(v_set(x[m][k + 1]), v[j], odd[m][j]);
+    }
+    if (k < q->K)
+        for (int j = 0; j < P * PV; j++) {
+            const char *line = q->w + (p + (size_t)(j / PV)) * q->panel_bytes + k * 32;
+            for (int m = 0; m < M; m++)
+                even[m][j] =
+                    v_fma(v_set(x[m][k]), panel_even((const uint32_t *)line, j % PV), even[m][j]);
+        }
+    UNROLL
+    for (int m = 0; m < M; m++)
+        UNROLL
+    for (int i = 0; i < P; i++) {
+        vf sum[PV];
+        UNROLL
+        for (int j = 0; j < PV; j++)
+            sum[j] = v_add(even[m][i * PV + j], odd[m][i * PV + j]);
+        panel_put(q, p + (size_t)i, out[m], sum, post);
+    }
+}
+
+/* How many of `left` rows to take: two, four or six against two panels, so that few are taken
+ * twice.
+ */
+INLINE size_t bf16_height(const int P, size_t left)
+{
+    if (BF16_M < 6 || P < 2)
+        return BF16_M;
+    return left <= 2 ? 2 : left <= 4 || left == 7 || left == 8 ? 4 : BF16_M;
+}
+
+/* All rows, of which there are several, against P panels; compiled once for each P. */
 INLINE void bf16_rows(const int P, const struct panels *q, size_t p, const struct panel_rows *rows,
                       const struct post *post)
 {
-    size_t r = 0;
-#if BF16_M > 1
-    for (; r + BF16_M <= rows->n; r += BF16_M)
-        bf16_tile(BF16_M, P, q, p, rows, r, post);
+    const size_t passes = (rows->n + BF16_M - 1) / BF16_M;
+    struct panel_fetch fetch = panel_ahead(q, p);
+    if (passes > 1) { /* the next panels, some of them in each pass */
+        fetch.apart /= passes;
+        fetch.step = fetch.apart * 2 / q->K;
+        fetch.at = q->w + (p + (size_t)P) * q->panel_bytes;
+    }
+    for (size_t r = 0, m; r < rows->n; r += m, fetch.at += (size_t)P * fetch.apart) {
+        m = bf16_height(P, rows->n - r);
+#if BF16_M == 6
+        if (m == 2)
+            bf16_tile(2, P, q, p, rows, r, fetch, post);
+        else if (m == 4)
+            bf16_tile(4, P, q, p, rows, r, fetch, post);
+        else
 #endif
-#if BF16_M > 3
-    for (; r + 3 <= rows->n; r += 3)
-        bf16_tile(3, P, q, p, rows, r, post);
-#endif
-    for (; r < rows->n; r++)
-        bf16_tile(1, P, q, p, rows, r, post);
+            bf16_tile(BF16_M, P, q, p, rows, r, fetch, post);
+    }
 }
 
 static __attribute__((unused)) void bf16_vectors(const struct panels *q,
@@ -207,13 +247,16 @@ static __attribute__((unused)) void bf16_vectors(const struct panels *q,
                                                  const struct post *post)
 {
     size_t p = panels.first;
-    if (rows->n == 1)
+    if (rows->n == 1) {
         for (; p + BF16_P_ONE <= panels.end; p += BF16_P_ONE)
-            bf16_tile(1, BF16_P_ONE, q, p, rows, 0, post);
+            bf16_tile(1, BF16_P_ONE, q, p, rows, 0, panel_ahead(q, p), post);
+        for (; p < panels.end; p++)
+            bf16_tile(1, 1, q, p, rows, 0, panel_ahead(q, p), post);
+        return;
+    }
 #if BF16_P > 1
-    else
-        for (; p + BF16_P <= panels.end; p += BF16_P)
-            bf16_rows(BF16_P, q, p, rows, post);
+    for (; p + BF16_P <= panels.end; p += BF16_P)
+        bf16_rows(BF16_P, q, p, rows, post);
 #endif
     for (; p < panels.end; p++)
         bf16_rows(1, q, p, rows, post);
