@@ -18,24 +18,10 @@
 #define FP_LINES 8192u /* bytes of bf16 that are written out at a time */
 #define FP_STEP 1024u  /* bytes of them of a panel's 32 k */
 
-/* m <= 16 rows of K floats as bf16_pack leaves them, but of each four k in the order 0, 2, 1, 3:
- * that of the bytes of a line in 16-bit lanes, even ones first. */
+/* x of weights of small floats, whose lines are written out byte by byte. */
 INLINE void fp_pack(const char *const *x, size_t m, size_t K, char *to)
 {
-    const vi order = _mm512_setr_epi32(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
-    for (size_t i = 0; i < m; i++) {
-        const float *row = (const float *)x[i];
-        char *at = to + i * 64;
-        for (size_t k = 0; k < K; k += 32, at += m * 128)
-            for (size_t j = 0; j < 32; j += 16) {
-                __m256i high = _mm256_setzero_si256(), low = high;
-                if (k + j < K)
-                    amx_split(_mm512_permutexvar_ps(order, v_get(row + k + j, V_LEFT(k + j, K))),
-                              &high, &low);
-                _mm256_storeu_si256((void *)(at + j * 2), high);
-                _mm256_storeu_si256((void *)(at + m * 64 + j * 2), low);
-            }
-    }
+    x_tiles_pack(1, x, m, K, to);
 }
 
 /* ---- lines of codes to lines of bf16 ---- */

@@ -9,22 +9,34 @@
 
 #include "kernels/cpu/ops/panel_amx.h"
 
-/* m <= 16 rows of K floats as tiles: of each 32 of k m rows of upper terms, then m of lower ones.
+/*
+ * m <= 16 rows of K floats as tiles: of each 32 of k m rows of upper terms, then m of lower ones.
+ * by_bytes: of each four k in the order 0, 2, 1, 3, that of the bytes of a line of codes in 16-bit
+ * lanes, even ones first.
  */
-INLINE void bf16_pack(const char *const *x, size_t m, size_t K, char *to)
+INLINE void x_tiles_pack(const int by_bytes, const char *const *x, size_t m, size_t K, char *to)
 {
+    const vi order = _mm512_setr_epi32(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
     for (size_t i = 0; i < m; i++) {
         const float *row = (const float *)x[i];
         char *at = to + i * 64;
         for (size_t k = 0; k < K; k += 32, at += m * 128)
             for (size_t j = 0; j < 32; j += 16) {
                 __m256i high = _mm256_setzero_si256(), low = high;
-                if (k + j < K)
-                    amx_split(v_get(row + k + j, V_LEFT(k + j, K)), &high, &low);
+                if (k + j < K) {
+                    const vf v = v_get(row + k + j, V_LEFT(k + j, K));
+                    amx_split(by_bytes ? _mm512_permutexvar_ps(order, v) : v, &high, &low);
+                }
                 _mm256_storeu_si256((void *)(at + j * 2), high);
                 _mm256_storeu_si256((void *)(at + m * 64 + j * 2), low);
             }
     }
+}
+
+/* x of weights of bf16 */
+INLINE void bf16_pack(const char *const *x, size_t m, size_t K, char *to)
+{
+    x_tiles_pack(0, x, m, K, to);
 }
 
 /* Where row r of n rows has its k, a multiple of 16. *ret_low: bytes from upper to lower terms. */
