@@ -177,14 +177,6 @@ static int lookup(const struct config_program *program, const char *section, con
     return 0;
 }
 
-int config_set(const struct config_program *program, const char *section, const char *name,
-               const char *text, const char *origin, void *options, struct error *err)
-{
-    const struct config_key *key;
-    int r = lookup(program, section, name, origin, &key, err);
-    return r < 0 ? r : set_key(key, text, origin, false, options, err);
-}
-
 int config_defaults(const struct config_program *program, void *options, struct error *err)
 {
     for (size_t k = 0; k < program->n_keys; k++) {
@@ -222,7 +214,7 @@ static char *read_line(char *line, int room, void *stream)
 static int on_value(void *context, const char *section, const char *name, const char *text)
 {
     struct source *s = context;
-    const struct config_key *key;
+    const struct config_key *key = NULL;
 
     if (s->bad_line)
         return 0;

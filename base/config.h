@@ -73,16 +73,10 @@ int config_read(const struct config_program *program, int argc, char **argv, voi
 
 void config_free(const struct config_program *program, void *options); /* idempotent */
 
-/*
- * Single steps of config_read, for tests and reloads. `origin` begins the error text
- * ("emberd.conf:12", "command line"). config_set's `name` is the file's spelling or, with section
- * NULL, either one's.
- */
+/* Single steps of config_read. */
 int config_defaults(const struct config_program *program, void *options, struct error *err);
 int config_read_file(const struct config_program *program, const char *path, void *options,
                      struct error *err);
-int config_set(const struct config_program *program, const char *section, const char *name,
-               const char *text, const char *origin, void *options, struct error *err);
 
 /*
  * After a reload: takes over from `fresh` what may change while running (the two values change

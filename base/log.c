@@ -21,22 +21,6 @@ void log_init(const char *process, enum log_level level)
     max_level = level;
 }
 
-int log_level_parse(const char *name)
-{
-    static const struct {
-        const char *name;
-        enum log_level level;
-    } levels[] = {{"error", LOG_LEVEL_ERROR},
-                  {"warn", LOG_LEVEL_WARN},
-                  {"info", LOG_LEVEL_INFO},
-                  {"debug", LOG_LEVEL_DEBUG}};
-
-    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++)
-        if (!strcmp(levels[i].name, name))
-            return (int)levels[i].level;
-    return -EINVAL;
-}
-
 void log_stamp(bool on)
 {
     stamped = on;

@@ -19,9 +19,6 @@ enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LO
 /* Names the process in each line; lines above `level` are dropped. Before it: "ember", INFO. */
 void log_init(const char *process, enum log_level level);
 
-/* "error", "warn", "info", "debug" → level; -EINVAL for anything else. */
-int log_level_parse(const char *name);
-
 /* Lines begin with the time instead of <N>: for the process whose stderr people keep. */
 void log_stamp(bool on);
 

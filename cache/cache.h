@@ -49,8 +49,6 @@ enum cache_kind {
 };
 /* NULL for a number that this build does not know. */
 const char *cache_kind_name(unsigned kind);
-/* 0 when no kind is called so. */
-unsigned cache_kind_parse(const char *name);
 
 /* Positive results; 0 is success (found), negative an errno. */
 enum cache_result {
@@ -225,17 +223,17 @@ int cache_iterate(struct cache *cache, int (*callback)(void *ctx, const struct c
                   void *ctx, struct error *err);
 
 /*
- * Says in one line why cache_get misses: the entry of the same kind and subject that differs in the
- * fewest factors, and which those are. 0, or a negative errno (buf then says so too).
- */
-int cache_explain_miss(struct cache *cache, const struct cache_key *key, char *buf, size_t size);
-
-/*
- * The same in one word for a counter: the name of the factor that differs ("device", "compiler",
- * "plan"), "several", "absent" when nothing like it is stored, "damaged", or "unknown".
+ * Why cache_get misses, by the entry of the same kind and subject that differs in the fewest
+ * factors. cause, a word for a counter: the name of the factor that differs ("device", "compiler",
+ * "plan"), "several", "absent" when nothing like it is stored, "damaged", or "unknown". text, a
+ * line for people: which factors differ, and what they were.
  */
 #define CACHE_CAUSE_MAX (CACHE_NAME_MAX + 1)
-void cache_miss_cause(struct cache *cache, const struct cache_key *key, char ret[CACHE_CAUSE_MAX]);
+struct cache_miss {
+    char cause[CACHE_CAUSE_MAX];
+    char text[256]; /* cut where it is longer */
+};
+void cache_explain_miss(struct cache *cache, const struct cache_key *key, struct cache_miss *ret);
 
 struct cache_verify_result {
     uint64_t checked, damaged, bytes;

@@ -111,24 +111,6 @@ static int look(struct cache *cache, const struct cache_key *key, struct search 
     return r;
 }
 
-int cache_explain_miss(struct cache *cache, const struct cache_key *key, char *buf, size_t size)
-{
-    struct search search = {0};
-    struct buffer text = {0};
-    struct error err = {0};
-
-    int r = look(cache, key, &search, &err);
-    if (r < 0)
-        snprintf(buf, size, "cannot tell why: %s", error_text(&err));
-    else {
-        conclude(&search, &text);
-        snprintf(buf, size, "%s", text.data ? text.data : "");
-    }
-    buffer_free(&text);
-    buffer_free(&search.factors);
-    return r < 0 ? r : 0;
-}
-
 /* The name of the one factor that differs. */
 static void name_difference(const struct search *s, char ret[CACHE_CAUSE_MAX])
 {
@@ -147,20 +129,32 @@ static void name_difference(const struct search *s, char ret[CACHE_CAUSE_MAX])
             snprintf(ret, CACHE_CAUSE_MAX, "%s", then.name);
 }
 
-void cache_miss_cause(struct cache *cache, const struct cache_key *key, char ret[CACHE_CAUSE_MAX])
+static void name_cause(const struct search *s, char ret[CACHE_CAUSE_MAX])
 {
-    struct search search = {0};
-
-    int r = look(cache, key, &search, NULL);
-    if (r < 0)
-        snprintf(ret, CACHE_CAUSE_MAX, "unknown");
-    else if (search.exact || (!search.best_created && search.damaged))
+    if (s->exact || (!s->best_created && s->damaged))
         snprintf(ret, CACHE_CAUSE_MAX, "damaged");
-    else if (!search.best_created)
+    else if (!s->best_created)
         snprintf(ret, CACHE_CAUSE_MAX, "absent");
-    else if (search.best != 1)
+    else if (s->best != 1)
         snprintf(ret, CACHE_CAUSE_MAX, "several");
     else
-        name_difference(&search, ret);
+        name_difference(s, ret);
+}
+
+void cache_explain_miss(struct cache *cache, const struct cache_key *key, struct cache_miss *ret)
+{
+    struct search search = {0};
+    struct buffer text = {0};
+    struct error err = {0};
+
+    *ret = (struct cache_miss){.cause = "unknown"};
+    if (look(cache, key, &search, &err) < 0) {
+        snprintf(ret->text, sizeof ret->text, "cannot tell why: %s", error_text(&err));
+    } else {
+        name_cause(&search, ret->cause);
+        conclude(&search, &text);
+        snprintf(ret->text, sizeof ret->text, "%s", text.data ? text.data : "");
+    }
+    buffer_free(&text);
     buffer_free(&search.factors);
 }

@@ -21,14 +21,6 @@ const char *cache_kind_name(unsigned kind)
     return NULL;
 }
 
-unsigned cache_kind_parse(const char *name)
-{
-    for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
-        if (!strcmp(kinds[i].name, name))
-            return kinds[i].number;
-    return 0;
-}
-
 char *record_label(unsigned kind, const char *subject, size_t subject_len,
                    char buf[RECORD_LABEL_MAX])
 {

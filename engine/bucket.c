@@ -25,7 +25,7 @@ struct capture {
     const struct plan *plan;
     struct cache *cache; /* NULL: none is asked */
     const struct cache_key *key;
-    char cause[CACHE_CAUSE_MAX];
+    struct cache_miss miss;
 };
 
 static int capture(void *ctx, struct buffer *out, struct error *err)
@@ -34,7 +34,7 @@ static int capture(void *ctx, struct buffer *out, struct error *err)
     _cleanup_(graph_freep) struct graph *graph = NULL;
 
     if (c->cache) /* now, before the capture is stored */
-        cache_miss_cause(c->cache, c->key, c->cause);
+        cache_explain_miss(c->cache, c->key, &c->miss);
     int r = plan_check(c->plan, err);
     if (r < 0)
         return r;
@@ -84,7 +84,7 @@ int bucket_graph(const struct engine *engine, struct ember_device *device, struc
         return r;
     struct cache *cache = bucket->request.taps ? NULL : engine->options.cache;
     _cleanup_(cache_key_freep) struct cache_key *key = graph_key(engine, bucket);
-    struct capture ctx = {engine, device, bucket->plan, cache, key, ""};
+    struct capture ctx = {engine, device, bucket->plan, cache, key, {""}};
     struct cache_build build = {.build = capture, .ctx = &ctx, .timeout_ms = 10000};
 
     for (int attempt = 0;; attempt++) {
@@ -93,7 +93,7 @@ int bucket_graph(const struct engine *engine, struct ember_device *device, struc
         if (r < 0)
             return r;
         bucket->restored = r == 0;
-        snprintf(bucket->cause, sizeof bucket->cause, "%s", ctx.cause);
+        bucket->miss = ctx.miss;
         r = graph_parse(value.data, value.len, &bucket->graph, err);
         if (r == 0)
             r = fits(bucket->graph, bucket->plan, err);

@@ -172,14 +172,15 @@ static int reserve(struct engine *engine, struct error *err)
     return 0;
 }
 
-void engine_note_miss(struct engine *engine, enum cache_kind kind, const char *cause)
+void engine_note_miss(struct engine *engine, enum cache_kind kind, const struct cache_miss *why)
 {
     struct engine_start *s = &engine->start;
     size_t i = 0;
 
-    if (!*cause)
+    if (!*why->cause)
         return;
-    while (i < s->n_misses && (s->misses[i].kind != kind || strcmp(s->misses[i].cause, cause)))
+    while (i < s->n_misses &&
+           (s->misses[i].kind != kind || strcmp(s->misses[i].why.cause, why->cause)))
         i++;
     if (i == ENGINE_MISSES_MAX) {
         s->misses[--i].n++;
@@ -187,7 +188,7 @@ void engine_note_miss(struct engine *engine, enum cache_kind kind, const char *c
     }
     if (i == s->n_misses) {
         s->misses[s->n_misses++].kind = kind;
-        snprintf(s->misses[i].cause, sizeof s->misses[i].cause, "%s", cause);
+        s->misses[i].why = *why;
     }
     s->misses[i].n++;
 }
@@ -204,7 +205,7 @@ static int finish(struct engine *engine, struct bucket *bucket, bool prove, stru
     engine->start.restore_ms += bucket->restore_ms;
     *(bucket->restored ? &engine->start.graphs_restored : &engine->start.graphs_captured) += 1;
     if (!bucket->restored)
-        engine_note_miss(engine, CACHE_GRAPH, bucket->cause);
+        engine_note_miss(engine, CACHE_GRAPH, &bucket->miss);
     atomic_store(&bucket->state, BUCKET_READY);
     return 0;
 }

@@ -57,10 +57,10 @@ struct engine_options {
         tap_tokens; /* > 0: also a bucket of that many tokens with all logits and hidden states */
 };
 
-/* Artefacts that the cache did not have, by the reason (cache_miss_cause). */
+/* Artefacts that the cache did not have, by the cause; `why` is that of the first. */
 struct engine_miss {
     enum cache_kind kind;
-    char cause[CACHE_CAUSE_MAX];
+    struct cache_miss why;
     uint32_t n;
 };
 #define ENGINE_MISSES_MAX 12 /* the last one takes what is beyond */

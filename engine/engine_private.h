@@ -39,9 +39,9 @@ enum bucket_state {
 
 struct bucket {
     struct plan_request request;
-    _Atomic int state;           /* enum bucket_state; the thread that moves it on owns the rest */
-    bool restored;               /* from the cache */
-    char cause[CACHE_CAUSE_MAX]; /* why not; empty: no cache was asked */
+    _Atomic int state;      /* enum bucket_state; the thread that moves it on owns the rest */
+    bool restored;          /* from the cache */
+    struct cache_miss miss; /* why not; without a cause: no cache was asked */
     double capture_ms, restore_ms;
     uint64_t *profile; /* nanoseconds of each launch while there is a profile */
     uint64_t profile_runs;
@@ -120,6 +120,6 @@ int step_run_inputs(struct engine *engine, struct bucket *bucket, const struct e
                     uint32_t *ret_rows, struct error *err);
 
 /* Counts a miss in engine->start; an empty cause is none. */
-void engine_note_miss(struct engine *engine, enum cache_kind kind, const char *cause);
+void engine_note_miss(struct engine *engine, enum cache_kind kind, const struct cache_miss *why);
 
 #endif

@@ -18,7 +18,7 @@ struct compile {
     const struct engine *engine;
     const struct ember_kernel_source *source;
     const struct cache_key *key;
-    char cause[CACHE_CAUSE_MAX];
+    struct cache_miss miss;
 };
 
 static int compile(void *ctx, struct buffer *out, struct error *err)
@@ -29,7 +29,7 @@ static int compile(void *ctx, struct buffer *out, struct error *err)
     size_t len = 0;
 
     if (c->engine->options.cache) /* now, before the build is stored */
-        cache_miss_cause(c->engine->options.cache, c->key, c->cause);
+        cache_explain_miss(c->engine->options.cache, c->key, &c->miss);
     int r = c->engine->backend->kernel_compile(c->engine->device, c->source, &blob, &len, &e);
     if (r < 0)
         return backend_fail(c->engine->backend, r, &e, err);
@@ -91,7 +91,7 @@ static int specialise(struct engine *engine, struct resolved *ret, struct error 
     if (r < 0)
         return backend_fail(backend, r, &e, err);
     _cleanup_(cache_key_freep) struct cache_key *key = kernel_key(engine, &ret->kernel, &source);
-    struct compile ctx = {engine, &source, key, ""};
+    struct compile ctx = {engine, &source, key, {""}};
     struct cache_build build = {.build = engine->options.compile ? compile : refuse_to_build,
                                 .ctx = &ctx,
                                 .timeout_ms = 30000};
@@ -103,7 +103,7 @@ static int specialise(struct engine *engine, struct resolved *ret, struct error 
     bool built = r > 0;
     if (built) {
         engine->start.compile_ms += clock_ms_since(start);
-        engine_note_miss(engine, CACHE_KERNEL, ctx.cause);
+        engine_note_miss(engine, CACHE_KERNEL, &ctx.miss);
     }
     r = load_module(engine, &blob, ret, err);
     if (r == 0)

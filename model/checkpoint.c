@@ -68,16 +68,6 @@ const char *checkpoint_dir(const struct checkpoint *c)
     return c->dir;
 }
 
-size_t checkpoint_count(const struct checkpoint *c)
-{
-    return c->list.count;
-}
-
-const struct checkpoint_tensor *checkpoint_at(const struct checkpoint *c, size_t index)
-{
-    return index < c->list.count ? &c->list.tensors[index] : NULL;
-}
-
 /* The slot where `name` is or would go. */
 static size_t find_slot(const struct checkpoint *c, const char *name)
 {

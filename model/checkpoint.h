@@ -41,8 +41,6 @@ DEFINE_CLEANUP(struct checkpoint *, checkpoint_free)
 /* config.json as text, as read. */
 const char *checkpoint_config(const struct checkpoint *checkpoint, size_t *ret_len);
 const char *checkpoint_dir(const struct checkpoint *checkpoint);
-size_t checkpoint_count(const struct checkpoint *checkpoint);
-const struct checkpoint_tensor *checkpoint_at(const struct checkpoint *checkpoint, size_t index);
 /* NULL when there is none of that name. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint,
                                                 const char *name);

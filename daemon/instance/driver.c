@@ -299,11 +299,3 @@ void drivers_end_lease(struct drivers *drivers)
         if (drivers->connections[i].is_driver)
             drop(drivers, &drivers->connections[i]);
 }
-
-bool drivers_connected(const struct drivers *drivers)
-{
-    for (int i = 0; i < DRIVER_CONNECTIONS; i++)
-        if (drivers->connections[i].is_driver)
-            return true;
-    return false;
-}

@@ -54,6 +54,5 @@ bool drivers_pending(const struct drivers *drivers, int *ret_fd);
 int drivers_expire(struct drivers *drivers);
 /* The lease is over: the driver is dropped, its token forgotten. */
 void drivers_end_lease(struct drivers *drivers);
-bool drivers_connected(const struct drivers *drivers);
 
 #endif

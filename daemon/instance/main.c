@@ -137,9 +137,13 @@ static Ember__V1__CacheReport *report_cache(struct instance *instance, struct re
             continue;
         ember__v1__cache_miss__init(miss);
         miss->kind = (char *)cache_kind_name(now->misses[i].kind);
-        miss->cause = (char *)now->misses[i].cause;
+        miss->cause = (char *)now->misses[i].why.cause;
         miss->count = now->misses[i].n - before;
         report->list[m->n_misses++] = miss;
+        /* Something like it was there: whoever wonders why this start took longer reads it. */
+        if (strcmp(miss->cause, "absent"))
+            log_info("made anew", "kind=%s n=%u why=\"%s\"", miss->kind, miss->count,
+                     now->misses[i].why.text);
     }
     *said = *now;
     return m;
@@ -166,6 +170,8 @@ static void say_ready(struct instance *instance)
     ready.kernels_compiled = s->kernels_compiled;
     ready.graphs_captured = s->graphs_captured;
     ready.notice = (char *)s->notice;
+    if (!*ready.notice && instance->cache)
+        cache_warnings(instance->cache, (const char **)&ready.notice);
     ready.cache = report_cache(instance, &report);
     ready.early = engine_early(instance->engine);
     from.kind_case = EMBER__V1__FROM_INSTANCE__KIND_READY;

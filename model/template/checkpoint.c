@@ -180,13 +180,6 @@ static const struct named *pick(const struct chat_template *c, const char *name,
     return t || c->n != 1 ? t : &c->v[0];
 }
 
-const struct template *chat_template_pick(const struct chat_template *c, const char *name,
-                                          bool has_tools)
-{
-    const struct named *t = pick(c, name, has_tools);
-    return t ? t->t : NULL;
-}
-
 const char *chat_template_text(const struct chat_template *c, const char *name, bool has_tools,
                                size_t *ret_len)
 {
@@ -197,18 +190,12 @@ const char *chat_template_text(const struct chat_template *c, const char *name, 
     return t->text;
 }
 
-const json_t *chat_template_tokens(const struct chat_template *c)
-{
-    return c->tokens;
-}
-
 int chat_template_render(const struct chat_template *c, const char *name, const json_t *request,
                          const struct template_options *options, struct buffer *out,
                          enum template_outcome *ret_outcome, struct error *err)
 {
     const json_t *tools = json_object_get(request, "tools");
-    const struct template *t =
-        chat_template_pick(c, name, json_is_array(tools) && json_array_size(tools));
+    const struct named *t = pick(c, name, json_is_array(tools) && json_array_size(tools));
     if (ret_outcome)
         *ret_outcome = TEMPLATE_ERROR;
     if (!t)
@@ -217,5 +204,5 @@ int chat_template_render(const struct chat_template *c, const char *name, const 
     _cleanup_(json_freep) json_t *context = json_copy(c->tokens);
     if (!context || json_object_update(context, (json_t *)request) < 0)
         return error_set(err, EBADMSG, "the context of a chat template is no JSON object");
-    return template_render(t, context, options, out, ret_outcome, err);
+    return template_render(t->t, context, options, out, ret_outcome, err);
 }

@@ -412,7 +412,6 @@ struct value v_tuple2(struct run *r, struct value a, struct value b);
 struct dict *dict_new(struct run *r);
 void dict_set(struct run *r, struct dict *d, struct value key, struct value value);
 struct value *dict_get(struct run *r, const struct dict *d, struct value key);
-struct value *dict_get_lit(struct run *r, const struct dict *d, const char *key);
 bool hashable(struct value v);
 static inline struct value v_dict(struct dict *d)
 {

@@ -82,19 +82,12 @@ void chat_template_free(struct chat_template *c); /* NULL is fine */
 DEFINE_CLEANUP(struct chat_template *, chat_template_free)
 
 /*
- * The template to use: the one called `name` (a request's chat_template naming one; NULL: choose),
- * else tool_use when there are tools and it exists, else default, else the only one. NULL when
- * there is no such template. Owned by `c`.
+ * The source of the template to use, for what can be told from it: the template called `name` (a
+ * request's chat_template naming one; NULL: choose), else tool_use when there are tools and it
+ * exists, else default, else the only one. NULL when there is no such template. Owned by `c`.
  */
-const struct template *chat_template_pick(const struct chat_template *c, const char *name,
-                                          bool has_tools);
-
-/* Its source, for what can be told from it: NULL when there is no such template. */
 const char *chat_template_text(const struct chat_template *c, const char *name, bool has_tools,
                                size_t *ret_len);
-
-/* An object of the special tokens, for the context. Owned by `c`. */
-const json_t *chat_template_tokens(const struct chat_template *c);
 
 /*
  * Renders with the special tokens under whatever `request` (an object: messages, tools, ...) says

@@ -445,12 +445,6 @@ struct value *dict_get(struct run *r, const struct dict *d, struct value key)
     return e ? &e->value : NULL;
 }
 
-struct value *dict_get_lit(struct run *r, const struct dict *d, const char *key)
-{
-    struct str s = {.data = key, .len = strlen(key), .chars = SIZE_MAX};
-    return dict_get(r, d, v_str(&s));
-}
-
 /* --- From JSON --- */
 
 struct value json_value(struct run *r, const json_t *j)

@@ -582,11 +582,6 @@ void grpc_call_on_cancel(struct grpc_call *call, void (*cancelled)(struct grpc_c
         schedule_cancel(call);
 }
 
-bool grpc_call_is_cancelled(const struct grpc_call *call)
-{
-    return call->cancelled;
-}
-
 int grpc_call_peer(const struct grpc_call *call, struct ucred *ret_peer)
 {
     if (!call->conn)
@@ -611,13 +606,4 @@ int grpc_call_add_trailer(struct grpc_call *call, const char *name, const char *
     buffer_append(&call->trailers, value, strlen(value) + 1);
     call->n_trailers++;
     return 0;
-}
-
-int64_t grpc_call_remaining_ms(const struct grpc_call *call)
-{
-    uint64_t now = clock_ns();
-
-    if (!call->deadline_ns)
-        return -1;
-    return now >= call->deadline_ns ? 0 : (int64_t)((call->deadline_ns - now) / 1000000);
 }

@@ -154,7 +154,6 @@ void grpc_call_reply(struct grpc_call *call, const ProtobufCMessage *response);
 /* See "A call's life" above. NULL takes the callback away. */
 void grpc_call_on_cancel(struct grpc_call *call, void (*cancelled)(struct grpc_call *, void *user),
                          void *user);
-bool grpc_call_is_cancelled(const struct grpc_call *call);
 
 /* The peer's credentials when it connected. -ENOTSUP for TCP, -ECANCELED once it has gone. */
 int grpc_call_peer(const struct grpc_call *call, struct ucred *ret_peer);
@@ -162,7 +161,5 @@ int grpc_call_peer(const struct grpc_call *call, struct ucred *ret_peer);
 const char *grpc_call_metadata(const struct grpc_call *call, const char *name);
 /* Adds a trailer (lower-case name, printable value), at most 8. 0, -ENOSPC, -EINVAL. */
 int grpc_call_add_trailer(struct grpc_call *call, const char *name, const char *value);
-/* Milliseconds to the deadline (0 when passed), or -1 without one. */
-int64_t grpc_call_remaining_ms(const struct grpc_call *call);
 
 #endif

@@ -326,8 +326,6 @@ static void test_log_lines(void **state)
     LOGGED(line, log_error(wide, "x=%s", wide));
     assert_true(strlen(line) < 2100);
     assert_int_equal(line[strlen(line) - 1], '\n');
-    assert_int_equal(log_level_parse("warn"), LOG_LEVEL_WARN);
-    assert_int_equal(log_level_parse("warning"), -EINVAL);
 }
 
 /* Well-formed or not as Unicode 15, table 3-7, has it. */

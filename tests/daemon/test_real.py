@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole daemon with its real loader and instances, over the embedded model."""
+import glob
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -233,6 +235,31 @@ class Real(unittest.TestCase):
         self.assertEqual(r.instance.kernels_compiled, 0)
         self.assertEqual(driver.case(CASES[0]), CASES[0]["greedy_ids"])
         print(f"restart to first token: {took * 1e3:.0f} ms", end=" ")
+
+    def test_says_why_it_made_something_anew(self):
+        """What the cache lacked, and that a store was moved aside, stands in emberd's log."""
+        folder = tempfile.mkdtemp(prefix="ember-test-")
+        self.addCleanup(shutil.rmtree, folder, True)
+
+        def log_of_a_start(**env):
+            d = self.daemon("--standby=0", folder=folder, env=env)
+            begin = os.path.getsize(d.log_path)
+            driver = self.driver(d.client.SpawnInstance())
+            driver.case(CASES[0])
+            driver.socket.close()
+            d.stop()
+            with open(d.log_path) as log:
+                log.seek(begin)
+                return log.read()
+        self.assertNotIn("made anew", log_of_a_start(EMBER_ISA="baseline"))  # nothing to compare
+        self.assertNotIn("made anew", log_of_a_start(EMBER_ISA="baseline"))
+        if platform.machine() == "x86_64":
+            self.assertRegex(log_of_a_start(EMBER_ISA="avx2"),
+                             "made anew kind=graph n=1 why=.*'device' is .*, stored was ")
+        store = glob.glob(f"{folder}/**/store.mdb", recursive=True)[0]
+        with open(store, "wb") as f:
+            f.write(b"not a store" * 1000)
+        self.assertRegex(log_of_a_start(), "notice text=.* was moved to store.mdb.old")
 
     def test_quantised_while_loading(self):
         """Smaller, told in lists, kept over a restart, and never changed under those who use it."""
