@@ -17,11 +17,12 @@
 /* By descriptor: the request that has begun to come. */
 struct coming {
     uint64_t cookie, since_ns; /* since_ns 0: none */
+    size_t bytes;
 };
 
 struct guard {
     struct coming *coming;
-    size_t n, n_coming;
+    size_t n, n_coming, max_headers;
     void (*begun)(void *arg);
     void *arg;
 };
@@ -52,10 +53,12 @@ static void on_input(struct evbuffer *in, const struct evbuffer_cb_info *info, v
     }
     struct coming *c = &g->coming[fd];
     uint64_t cookie = cookie_of(fd);
-    if (c->since_ns && c->cookie == cookie)
+    if (c->since_ns && c->cookie == cookie) {
+        c->bytes += info->n_added;
         return;
+    }
     g->n_coming += !c->since_ns;
-    *c = (struct coming){cookie, clock_ns()};
+    *c = (struct coming){cookie, clock_ns(), info->n_added};
     if (g->n_coming == 1)
         g->begun(g->arg);
 }
@@ -97,6 +100,8 @@ static void replace(struct evbuffer *out, int status, size_t len)
     } known[] = {
         {400, "Bad Request", "The request is malformed."},
         {413, "Request Entity Too Large", "The request is larger than this server accepts."},
+        {431, "Request Header Fields Too Large",
+         "The headers are larger than this server accepts."},
         {501, "Not Implemented", "No such method."},
         {500, "Internal Server Error", "The request could not be handled."},
     };
@@ -105,8 +110,11 @@ static void replace(struct evbuffer *out, int status, size_t len)
 
     while (i + 1 < ARRAY_LEN(known) && known[i].status != status)
         i++;
-    http_error_json(&body, known[i].status, NULL, status == 413 ? "request_too_large" : NULL, NULL,
-                    known[i].text);
+    http_error_json(&body, known[i].status, NULL,
+                    status == 413   ? "request_too_large"
+                    : status == 431 ? "headers_too_large"
+                                    : NULL,
+                    NULL, known[i].text);
     evbuffer_drain(out, len);
     evbuffer_add_printf(out,
                         "HTTP/1.1 %d %s\r\nContent-Type: application/json\r\nContent-Length: "
@@ -115,6 +123,17 @@ static void replace(struct evbuffer *out, int status, size_t len)
     evbuffer_add(out, body.data, body.len);
     buffer_free(&body);
     log_debug("request refused by its form", "status=%d", known[i].status);
+}
+
+/* evhttp says 400 of headers that are too large as well. */
+static int status_of(int status, int fd)
+{
+    const struct guard *g = the_guard;
+
+    if (status == 400 && g && fd >= 0 && (size_t)fd < g->n && g->coming[fd].since_ns &&
+        g->coming[fd].bytes > g->max_headers)
+        return 431;
+    return status;
 }
 
 /* The first bytes, however the buffer keeps them; a frozen one lets nobody copy. */
@@ -145,7 +164,7 @@ static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info,
     if (evbuffer_copyout(out, page, len) == (ev_ssize_t)len) {
         page[len] = 0;
         if (strstr(page, "\r\nContent-Type: text/html") && strstr(page, "</HTML>"))
-            replace(out, atoi(page + 9), len);
+            replace(out, status_of(atoi(page + 9), bufferevent_getfd(arg)), len);
     }
     if (frozen)
         evbuffer_freeze(out, 1);
@@ -153,9 +172,10 @@ static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info,
 
 /* ---- connections ---- */
 
-struct guard *guard_new(void (*begun)(void *arg), void *arg)
+struct guard *guard_new(size_t max_headers, void (*begun)(void *arg), void *arg)
 {
     the_guard = x_alloc(sizeof *the_guard);
+    the_guard->max_headers = max_headers;
     the_guard->begun = begun;
     the_guard->arg = arg;
     return the_guard;

@@ -392,7 +392,7 @@ int http_server_new(struct event_base *base, const struct gateway_options *optio
                                    .base = base,
                                    .handler = handler,
                                    .ctx = ctx,
-                                   .guard = guard_new(sweep_soon, server),
+                                   .guard = guard_new(options->max_headers, sweep_soon, server),
                                    .http = evhttp_new(base)};
     TAILQ_INIT(&server->unsent);
     server->sweep = event_new(base, -1, 0, on_sweep, server);

@@ -21,6 +21,13 @@ with open(f"{TINY}/expected_text.json") as f:
     CASES = json.load(f)["cases"]
 
 
+# Two answers that are drawn, by everything that has a say in it, with every figure.
+DRAWN = {"temperature": 0.9, "n": 2, "max_tokens": 24, "top_k": 40, "top_p": 0.95, "min_p": 0.01,
+         "repetition_penalty": 1.1, "frequency_penalty": 0.3, "presence_penalty": 0.2,
+         "logit_bias": {"300": 2}, "logprobs": 2, "prompt_logprobs": 2, "return_token_ids": True,
+         "ignore_eos": True}
+
+
 def wait_until(condition, what, seconds=60):
     """An event is waited for, however long the machine takes; only what never comes fails."""
     end = time.monotonic() + seconds

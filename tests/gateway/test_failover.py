@@ -7,7 +7,7 @@ import threading
 import time
 import unittest
 
-from gateway import Stack, wait_until
+from gateway import DRAWN, Stack, together, wait_until
 
 STREAMS = 32
 WORK = [(f"{begin} {'and ' * (i % 7)}{i}", 60 + i) for i, begin in enumerate(
@@ -92,6 +92,25 @@ class Failover(unittest.TestCase):
         stack = self.stack("--no-prefix-cache", "--no-token-refs", "--step-tokens=40")
         want, got = self.disturb(stack, 2, lambda pid: os.kill(pid, signal.SIGKILL))
         self.assertEqual(got, want)
+
+    def test_what_is_drawn_goes_on_alike(self):
+        """Seeds, penalties and log-probabilities know nothing of the instance."""
+        stack = self.stack()
+        g = stack.gateway
+        calls = [lambda i=i: g.complete(WORK[i][0], **{**DRAWN, "max_tokens": 150}, seed=i)["choices"]
+                 for i in range(8)]
+        want = together(calls)
+        before = g.metric("vllm:generation_tokens_total")
+
+        def kill():
+            for part in (1, 2):
+                wait_until(lambda: g.metric("vllm:generation_tokens_total") >
+                           before + part * 16 * 150 / 3, f"part {part} has come")
+                os.kill(self.leased(stack), signal.SIGKILL)
+                wait_until(lambda: g.metric("ember_failovers_total") == part, f"failover {part}")
+        got = together(calls + [kill])
+        self.assertEqual(got[:-1], want)
+        self.assertGreaterEqual(g.metric("ember_replays_total"), 16)
 
     def test_stalls(self):
         """The watchdog replaces an instance that only stands still; it is ended for good."""
