@@ -412,10 +412,44 @@ static void failed_load_wakes_who_waits(void **state)
     filling_free(early.filling);
 }
 
+/* Of checkpoints and packs; slower it may be. */
+static void rate_is_a_bound(void **state)
+{
+    const char *paths[] = {copy, pack};
+
+    for (size_t i = 0; i < ARRAY_LEN(paths); i++) {
+        struct load_options options = {.rate = 40 * MIB};
+        struct loaded loaded;
+        struct error err = {0};
+        if (load_model(paths[i], &options, &loaded, &err) < 0)
+            fail_msg("%s", err.text);
+        /* a thread may have taken its next block when it is told to wait */
+        assert_true(loaded.ms >= 1e3 * (double)(loaded.bytes - 2 * MIB) / (40 * MIB));
+        assert_same_weights(&loaded, &reference);
+        loaded_close(&loaded);
+    }
+}
+
+/* From the disk, past the page cache, where the file system lets go of its pages. */
+static void pack_that_is_not_in_the_page_cache(void **state)
+{
+    int fd = open(pack, O_RDONLY);
+
+    fdatasync(fd);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+    struct loaded loaded = load(pack, NULL);
+    assert_int_equal(loaded.repaired, 0);
+    assert_same_weights(&loaded, &reference);
+    loaded_close(&loaded);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(pack_gives_the_checkpoints_memory, fresh),
+        cmocka_unit_test_setup(pack_that_is_not_in_the_page_cache, fresh),
+        cmocka_unit_test_setup(rate_is_a_bound, fresh),
         cmocka_unit_test_setup(quantised_pack_gives_the_checkpoints_memory, fresh),
         cmocka_unit_test_setup(damaged_segments_are_made_again, fresh),
         cmocka_unit_test_setup(damage_without_the_checkpoint_is_an_error, fresh),

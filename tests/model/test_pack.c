@@ -12,6 +12,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/fault.h"
 #include "base/fd.h"
 #include "model/pack_private.h"
@@ -273,6 +274,23 @@ static void hostile_headers_are_refused(void **state)
     }
 }
 
+/* As a pack for several processors would be: this one's section is the second. */
+static void two_families(struct pack_header *h)
+{
+    h->n_sections = 2;
+    h->sections[1] = h->sections[0];
+    strcpy(h->sections[0].family, "rows.1");
+}
+
+static void its_own_section_is_read(void **state)
+{
+    write_pack();
+    edit_header(two_families);
+    assert_whole();
+    edit_header(other_family); /* of the first, now; the second is still this one's */
+    assert_whole();
+}
+
 /* ---- writing ---- */
 
 static void faults(const char *text)
@@ -418,6 +436,18 @@ static void cancelled_keeps_its_part(void **state)
     assert_whole();
 }
 
+/* Slower it may be. */
+static void rate_is_a_bound(void **state)
+{
+    struct pack_write_options options = {.rate = 40 * MIB};
+    struct error err = {0};
+    uint64_t start = clock_ns();
+    if (pack_write(&source, path, &options, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_true(clock_ms_since(start) >= 1e3 * (double)layout->bytes / (40 * MIB));
+    assert_whole();
+}
+
 static void key_follows_the_files(void **state)
 {
     char copy[96], file[128];
@@ -456,6 +486,7 @@ int main(void)
         cmocka_unit_test_setup(damaged_segment_is_named, fresh),
         cmocka_unit_test_setup(truncated_packs_are_refused, fresh),
         cmocka_unit_test_setup(hostile_headers_are_refused, fresh),
+        cmocka_unit_test_setup(its_own_section_is_read, fresh),
         cmocka_unit_test_setup(killed_anywhere_it_goes_on, fresh),
         cmocka_unit_test_setup(segments_that_are_there_are_kept, fresh),
         cmocka_unit_test_setup(kept_segments_are_compared, fresh),
@@ -463,6 +494,7 @@ int main(void)
         cmocka_unit_test_setup(full_disk_leaves_nothing, fresh),
         cmocka_unit_test_setup(one_writer_at_a_time, fresh),
         cmocka_unit_test_setup(cancelled_keeps_its_part, fresh),
+        cmocka_unit_test_setup(rate_is_a_bound, fresh),
         cmocka_unit_test_setup(key_follows_the_files, fresh),
     };
     return cmocka_run_group_tests_name("pack", tests, setup, teardown);
