@@ -41,7 +41,7 @@ struct verify_result {
     uint32_t greedy,
         greedy_equal; /* tokens that were to come, and how many came before a difference */
     uint32_t greedy_want, greedy_got; /* the first that differs */
-    char detail[256];                 /* of the first failure */
+    char detail[ERROR_TEXT_MAX];      /* of the first failure */
 };
 
 /* 0 with *ret filled, whether it passed or not; negative when the folder cannot be run at all. */
