@@ -41,13 +41,14 @@ KERNEL(measure_int8)
         acc[i] = vi_zero();
     for (size_t n = args[MSR_BYTES]; n > 0; n--) {
         UNROLL
-        for (int i = 0; i < MEASURE_CHAINS; i++)
+        for (int i = 0; i < MEASURE_CHAINS; i++) {
 #if EMBER_ISA == 3
             acc[i] = _mm512_dpbusd_epi32(acc[i], a, b);
 #else
             acc[i] = vi_add(acc[i], vi_madd16(a, b));
 #endif
-        __asm__ volatile("" : "+x"(a));
+            __asm__ volatile("" : "+x"(a)); /* the chains are alike: another factor for each */
+        }
     }
     for (int i = 1; i < MEASURE_CHAINS; i++)
         acc[0] = vi_add(acc[0], acc[i]);

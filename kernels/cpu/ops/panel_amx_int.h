@@ -34,7 +34,7 @@ INLINE void amx_expand(enum ember_quant quant, const struct panels *q, size_t p,
     for (size_t end = k + n; k < end; k += 32, to += 512) {
         vi zero = quant == EMBER_QUANT_INT4 ? _mm512_set1_epi8(8) : vi_zero();
         if (quant == EMBER_QUANT_INT4 && q->zero) {
-            vi z = vnni_zero(q, p, k / q->group, quant);
+            vi z = vnni_zero(q, p, k / q->group);
             zero = _mm512_mullo_epi32(z, _mm512_set1_epi32(0x01010101));
         }
         UNROLL
