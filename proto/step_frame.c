@@ -60,6 +60,11 @@ int frame_next(struct frame_reader *reader, const uint8_t **ret_data, size_t *re
     return 0;
 }
 
+void frame_unread(struct frame_reader *reader)
+{
+    reader->consumed = 0;
+}
+
 static int send_all(int fd, const uint8_t *data, size_t n, int timeout_ms)
 {
     while (n) {

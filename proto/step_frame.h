@@ -37,6 +37,9 @@ int frame_fill(struct frame_reader *reader, int fd);
  */
 int frame_next(struct frame_reader *reader, const uint8_t **ret_data, size_t *ret_len);
 
+/* The frame that frame_next returned last has not been taken: it returns the same again. */
+void frame_unread(struct frame_reader *reader);
+
 /*
  * Sends one message whole, waiting at most timeout_ms for a slow reader each time it does not take
  * any more. -ETIMEDOUT, -EPIPE, -EMSGSIZE or the socket's error.

@@ -8,6 +8,9 @@
  *   3. every decoding sequence runs one token;
  *   4. the rest of the budget goes to prompts in chunks, in the order of fair.c, be they begun or
  * waiting. There are never more running sequences than tokens in the budget, so 3 always fits.
+ *
+ * When two steps are in flight, one that joins the second is planned in the same way, from 4 on,
+ * for those who have not begun.
  */
 #include "scheduler/sched_private.h"
 
@@ -15,6 +18,7 @@ struct build {
     struct sched_instance *instance;
     struct flight *flight;
     uint32_t budget;        /* tokens left */
+    uint32_t most;          /* sequences */
     struct company company; /* in flight or in this step */
     uint64_t now;
 };
@@ -72,6 +76,7 @@ static void add(struct build *b, struct seq *seq, uint32_t n_tokens, bool sample
     flight->entries[flight->n++] = seq;
     flight->n_tokens += n_tokens;
     flight->n_samples += sample;
+    flight->n_prompt += seq->state == SEQ_PREFILL ? n_tokens : 0;
     request->holds++;
     seq->first = false;
     seq->in_step = flight->id;
@@ -168,8 +173,7 @@ static bool has_place(struct build *b, const struct seq *seq, uint32_t *ret_hits
     *ret_hits = n;
     if (instance->n_running)
         need += instance->n_running; /* those who run will want a page each before long */
-    return instance->n_running < MIN(instance->limits.max_seqs, budget_of(instance)) &&
-           need <= kvpages_available(pages);
+    return instance->n_running < route_seats(instance, seq) && need <= kvpages_available(pages);
 }
 
 static void pass_over(struct seq *seq)
@@ -273,12 +277,8 @@ static void add_chunk(struct build *b, struct seq *seq)
 
 static void add_prompts(struct build *b, bool admitting)
 {
-    uint32_t most = b->instance->model->config.prefill_tokens;
-
-    if (b->flight->n && most)
-        b->budget = MIN(b->budget, most);
-    while (b->budget && b->flight->n < b->instance->limits.max_seqs) {
-        struct seq *seq = next_begun(b);
+    while (b->budget && b->flight->n < b->most) {
+        struct seq *seq = b->flight->joins ? NULL : next_begun(b);
         struct seq *waiting = admitting ? queue_next(b->instance, &b->company) : NULL;
         if (waiting && (!seq || seq_before(waiting, seq))) {
             admitting = admit_next(b, waiting); /* no overtaking of one that finds no place */
@@ -328,51 +328,137 @@ static bool plan_lone(struct build *b)
     return false;
 }
 
+static void note_computing(struct sched_instance *instance)
+{
+    instance->n_computing = 0;
+    for (uint32_t i = 0; i < instance->n_running; i++)
+        instance_computes(instance, instance->running[i]);
+}
+
 static void plan_all(struct build *b)
 {
     struct sched_instance *instance = b->instance;
     bool admitting = !reserve_pages(b) && !instance->draining;
+    uint32_t most = instance->model->config.prefill_tokens;
 
-    instance->n_computing = 0;
-    for (uint32_t i = 0; i < instance->n_running && admitting; i++)
-        instance_computes(instance, instance->running[i]);
+    note_computing(instance);
     if (admitting)
         displace(b);
     add_decodes(b);
+    if (b->flight->n && most)
+        b->budget = MIN(b->budget, most);
     add_prompts(b, admitting);
 }
 
-static bool must_wait(const struct sched_instance *instance)
+/* ---- joining ---- */
+
+/*
+ * Leaves in the budget what the second step in flight, and those that join it already, have left.
+ * False: nothing may join. That is so as well when one of its sequences was taken off since: the
+ * pages that it writes may be another's by now.
+ */
+static bool leave_rest(struct build *b)
 {
-    if (instance->gone || instance->n_flights == SCHED_DEPTH)
-        return true;
-    if (!instance->n_flights)
+    const struct sched_instance *instance = b->instance;
+    uint32_t prefill = instance->model->config.prefill_tokens, seqs = 0, tokens = 0, prompt = 0;
+    const struct flight *flight = &instance->flights[instance->n_flights];
+
+    do {
+        flight--;
+        for (uint32_t i = 0; i < flight->n; i++)
+            if (flight->entries[i]->id != flight->seqs[i].id)
+                return false;
+        seqs += flight->n;
+        tokens += flight->n_tokens;
+        prompt += flight->n_prompt;
+    } while (flight->joins);
+    if (seqs >= instance->limits.max_seqs || tokens >= b->budget)
         return false;
-    return instance->refused || (!instance->limits.token_refs && instance->flights[0].n_samples);
+    b->budget -= tokens;
+    if (prefill)
+        b->budget = MIN(b->budget, prefill > prompt ? prefill - prompt : 0);
+    b->most = MIN(b->most, instance->limits.max_seqs - seqs);
+    return true;
+}
+
+static void plan_joining(struct build *b)
+{
+    if (!leave_rest(b))
+        return;
+    note_computing(b->instance);
+    add_prompts(b, true);
+}
+
+/* Steps in flight that join no other. */
+static uint32_t n_leading(const struct sched_instance *instance)
+{
+    uint32_t n = 0;
+
+    for (uint32_t f = 0; f < instance->n_flights; f++)
+        n += !instance->flights[f].joins;
+    return n;
+}
+
+static bool must_wait(const struct sched_instance *instance, bool joins)
+{
+    if (instance->gone || (instance->n_flights && instance->refused))
+        return true;
+    if (joins)
+        return !instance->limits.joins || instance->draining || !instance->model->n_waiting;
+    if (instance->n_flights && instance->flights[0].joins)
+        return true; /* it comes right behind the one that it joined */
+    for (uint32_t f = 0; f < instance->n_flights && !instance->limits.token_refs; f++)
+        if (instance->flights[f].n_samples)
+            return true;
+    return false;
+}
+
+/* A free one comes to the end of those in flight; NULL: there is none. */
+static struct flight *take_flight(struct sched_instance *instance, bool joins)
+{
+    struct flight *end = &instance->flights[instance->n_flights];
+
+    for (struct flight *f = end; f < instance->flights + SCHED_FLIGHTS; f++) {
+        struct flight free = *f;
+        if (free.joins != joins)
+            continue;
+        *f = *end;
+        free.n = free.n_tokens = free.n_samples = free.n_prompt = 0;
+        free.stalled = false;
+        *end = free;
+        return end;
+    }
+    return NULL;
 }
 
 bool sched_next_step(struct sched_instance *instance, uint64_t now, struct sched_step *ret_step)
 {
-    if (must_wait(instance))
-        return false;
-    struct flight *flight = &instance->flights[instance->n_flights];
-    struct build b = {instance, flight, budget_of(instance), company_of(instance), now};
+    bool joins = n_leading(instance) == SCHED_DEPTH;
+    struct flight *flight = must_wait(instance, joins) ? NULL : take_flight(instance, joins);
 
-    flight->n = flight->n_tokens = flight->n_samples = 0;
+    if (!flight)
+        return false;
     flight->id = ++instance->model->sched->next_step;
     flight->planned_at = now;
-    flight->stalled = false;
+    struct build b = {.instance = instance,
+                      .flight = flight,
+                      .budget = budget_of(instance),
+                      .most = flight->cap,
+                      .company = company_of(instance),
+                      .now = now};
     instance->n_computing = 0;
-    if (plan_lone(&b))
+    if (joins)
+        plan_joining(&b);
+    else if (plan_lone(&b))
         return false;
-    if (!flight->n)
+    else if (!flight->n)
         plan_all(&b);
     instance->n_computing = 0;
     if (!flight->n)
         return false;
     instance->n_flights++;
     instance->model->counters.steps++;
-    *ret_step = (struct sched_step){flight->id, flight->seqs, flight->n, flight->n_tokens,
-                                    flight->n_samples};
+    *ret_step = (struct sched_step){flight->id,       flight->seqs,      flight->n,
+                                    flight->n_tokens, flight->n_samples, joins};
     return true;
 }

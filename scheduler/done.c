@@ -6,6 +6,7 @@
 #include "scheduler/sched_private.h"
 
 #include <errno.h>
+#include <string.h>
 
 /* Older steps weigh less in the measured speed. */
 #define SPEED_DECAY 0.98
@@ -20,14 +21,18 @@ static bool is_full(const struct sched_instance *instance, const struct flight *
 static void measure(struct sched_instance *instance, const struct flight *flight, uint64_t now)
 {
     struct sched_model *model = instance->model;
-    uint64_t start = MAX(flight->planned_at, instance->last_done);
+    uint32_t tokens = instance->n_measured + flight->n_tokens;
 
-    double ns = (double)(now > start ? now - start : 1);
-
+    if (!instance->n_measured)
+        instance->measured = MAX(flight->planned_at, instance->last_done);
     instance->last_done = now;
-    if (!is_full(instance, flight) && flight->n_tokens * model->speed_ns < model->speed_tokens * ns)
+    instance->n_measured = instance->n_flights && instance->flights[0].joins ? tokens : 0;
+    if (instance->n_measured)
+        return; /* what ran with it comes at once */
+    double ns = (double)(now > instance->measured ? now - instance->measured : 1);
+    if (!is_full(instance, flight) && tokens * model->speed_ns < model->speed_tokens * ns)
         return; /* nothing is learned from a slow step with little in it */
-    model->speed_tokens = model->speed_tokens * SPEED_DECAY + flight->n_tokens;
+    model->speed_tokens = model->speed_tokens * SPEED_DECAY + tokens;
     model->speed_ns = model->speed_ns * SPEED_DECAY + ns;
 }
 
@@ -122,11 +127,11 @@ static void take_part(struct seq *seq, const struct sched_seq *part, const void 
 static void take_refusal(struct sched_instance *instance, struct flight *flight, const char *text,
                          uint64_t now)
 {
-    bool first = !instance->refused;
+    bool first = !instance->refused, joined = instance->n_flights && instance->flights[0].joins;
 
     if (first)
         instance->refused = ++instance->model->sched->next_death;
-    struct seq *guilty = suspect_death(instance, flight, 1, instance->refused, first);
+    struct seq *guilty = suspect_death(instance, flight, 1, instance->refused, first && !joined);
     for (uint32_t i = 0; i < flight->n; i++) {
         struct seq *seq = flight->entries[i];
         if (seq->id != flight->seqs[i].id)
@@ -163,8 +168,8 @@ int sched_step_done(struct sched_instance *instance, const struct sched_result *
         return rc;
     struct flight flight = instance->flights[0];
 
-    instance->flights[0] = instance->flights[1];
-    instance->flights[1] = flight; /* its buffers are for the next; unused until this returns */
+    memmove(instance->flights, instance->flights + 1, (SCHED_FLIGHTS - 1) * sizeof flight);
+    instance->flights[SCHED_FLIGHTS - 1] = flight; /* unused until this returns */
     instance->n_flights--;
     measure(instance, &flight, now);
     if (result->error) {

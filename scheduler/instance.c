@@ -5,6 +5,9 @@
 #include <errno.h>
 #include <string.h>
 
+/* Sequences of a step that joins another. */
+#define JOIN_SEQS 8
+
 static bool limits_ok(const struct sched_model *model, const struct sched_limits *limits,
                       struct error *err)
 {
@@ -32,10 +35,12 @@ static int alloc(struct sched_instance *instance, struct error *err)
     instance->hits = mem_alloc(instance->limits.pages, sizeof *instance->hits);
     instance->computing = mem_alloc(n, sizeof(struct seq *));
     bool ok = instance->running && instance->hits && instance->computing;
-    for (int i = 0; i < SCHED_DEPTH; i++) {
+    for (int i = 0; i < SCHED_FLIGHTS; i++) {
         struct flight *flight = &instance->flights[i];
-        flight->seqs = mem_alloc(n, sizeof *flight->seqs);
-        flight->entries = mem_alloc(n, sizeof(struct seq *));
+        flight->cap = i < SCHED_DEPTH ? n : MIN(n, JOIN_SEQS);
+        flight->joins = i >= SCHED_DEPTH;
+        flight->seqs = mem_alloc(flight->cap, sizeof *flight->seqs);
+        flight->entries = mem_alloc(flight->cap, sizeof(struct seq *));
         ok = ok && flight->seqs && flight->entries;
     }
     return ok ? 0 : error_set(err, ENOMEM, "no memory for an instance of %u sequences", n);
@@ -45,7 +50,7 @@ void instance_free(struct sched_instance *instance)
 {
     if (!instance)
         return;
-    for (int i = 0; i < SCHED_DEPTH; i++) {
+    for (int i = 0; i < SCHED_FLIGHTS; i++) {
         free(instance->flights[i].seqs);
         free(instance->flights[i].entries);
     }

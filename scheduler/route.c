@@ -5,11 +5,16 @@
  * there, the prompt tokens that are ahead of it, and SEAT_COST for each sequence that shares the
  * steps. So a cached prefix wins until the load there outweighs it. When none has room the sequence
  * stays in its client's list, and the first instance that gets room takes whoever is next.
+ *
+ * While others wait, one seat of many is kept for a client that has nothing running: its first
+ * sequence can join a step that is planned already, where nobody could be displaced any more.
  */
 #include "scheduler/sched_private.h"
 
 /* Prompt tokens that one more running sequence is worth. */
 #define SEAT_COST 16
+/* A seat is kept of so many. */
+#define KEEP_OF 32
 
 uint32_t route_hits(const struct sched_instance *instance, const struct seq *seq)
 {
@@ -35,12 +40,23 @@ bool route_fits_any(const struct sched_model *model, uint32_t n_known, bool samp
     return false;
 }
 
+uint32_t route_seats(const struct sched_instance *instance, const struct seq *seq)
+{
+    const struct sched_model *model = instance->model;
+    uint32_t own = model->config.step_tokens, seats = instance->limits.max_seqs;
+
+    seats = MIN(seats, instance->limits.max_tokens); /* each decode is a token of a step */
+    seats = own ? MIN(seats, own) : seats;
+    return seats - (instance->limits.joins && seats >= KEEP_OF && model->n_waiting > 1 &&
+                    seq->request->client->running);
+}
+
 static bool has_room(const struct sched_instance *instance, const struct seq *seq)
 {
     uint64_t need = (uint64_t)instance->waiting_pages + pages_for(instance->model, seq->n_known);
 
     return !instance->draining && !instance->gone &&
-           instance->n_running + instance->waiting.n < instance->limits.max_seqs &&
+           instance->n_running + instance->waiting.n < route_seats(instance, seq) &&
            need <= kvpages_available(instance->pages) &&
            route_fits(instance, seq->n_known, seq->request->max_tokens > 0);
 }

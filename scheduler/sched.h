@@ -25,6 +25,11 @@
  * planned only behind steps that sample nothing, which is exact and costs nothing: a decode has to
  * wait for its token, and cutting the batch in two halves would read the weights twice.
  *
+ * Joining. A request that comes while two steps are in flight need not wait for both: a small third
+ * one (`joins`) is planned, which the instance runs together with the second when that has not
+ * begun, else behind it. It holds new sequences alone, fits into what the second has left, and is
+ * planned only when no page can have changed hands since. Its result follows the second's.
+ *
  * Steps run in the order in which they were planned. A page that a sequence gave up while a step
  * that writes it is in flight may thus be handed on at once: its next user's step comes later.
  */
@@ -42,7 +47,9 @@ struct sched;          /* all models */
 struct sched_model;    /* a model's queue and instances */
 struct sched_instance; /* an instance that may be sent steps */
 
-#define SCHED_DEPTH 2 /* steps in flight, of one instance */
+#define SCHED_DEPTH 2 /* steps in flight, of one instance, */
+#define SCHED_JOINS 4 /* and steps that join one of them */
+#define SCHED_FLIGHTS (SCHED_DEPTH + SCHED_JOINS)
 
 /* X(NAME, OpenAI's finish_reason or the word for logs) */
 #define SCHED_REASONS(X)                                                                           \
@@ -156,6 +163,7 @@ struct sched_limits {
     uint32_t max_seqs;      /* of one step */
     uint32_t max_positions; /* of one sequence */
     bool token_refs;        /* understands token_from_previous */
+    bool joins;             /* and sched_step.joins */
 };
 
 /* -EINVAL when a limit is 0 or page_size differs. `user` comes back from sched_instance_user. */
@@ -245,6 +253,8 @@ struct sched_step {
     uint64_t id;
     const struct sched_seq *seqs; /* valid until the next call for this instance */
     uint32_t n_seqs, n_tokens, n_samples;
+    bool joins; /* to be run with the step before, which has other sequences, if that has not begun
+                 */
 };
 
 struct sched_seq_result {

@@ -135,8 +135,11 @@ struct flight {
     uint64_t id;
     uint64_t planned_at;
     uint32_t n, n_tokens, n_samples;
-    struct sched_seq *seqs; /* [max_seqs] what the caller was shown */
-    struct seq **entries;   /* [max_seqs] */
+    uint32_t n_prompt;      /* of n_tokens, those of prompts */
+    uint32_t cap;           /* max_seqs, or fewer for one that joins */
+    struct sched_seq *seqs; /* [cap] what the caller was shown */
+    struct seq **entries;   /* [cap] */
+    bool joins;             /* the one before it in flight */
     bool stalled;           /* told */
 };
 
@@ -156,9 +159,11 @@ struct sched_instance {
     struct seq **computing; /* [max_seqs] while a step is planned: will register more blocks */
     uint32_t n_computing;
 
-    struct flight flights[SCHED_DEPTH]; /* flights[0] is the oldest */
+    struct flight flights[SCHED_FLIGHTS]; /* flights[0] is the oldest */
     uint32_t n_flights;
-    uint64_t last_done; /* when its last step came back */
+    uint32_t n_measured; /* tokens of steps that have come back, */
+    uint64_t measured;   /* begun then, but not those that join them */
+    uint64_t last_done;  /* when its last step came back */
     uint64_t idle_since;
     uint64_t refused; /* the refusal after which the steps in flight are waited for; 0: none */
     bool draining, gone;
@@ -307,6 +312,8 @@ void route_return(struct sched_instance *instance);
  * instance. */
 bool route_fits(const struct sched_instance *instance, uint32_t n_known, bool samples);
 bool route_fits_any(const struct sched_model *model, uint32_t n_known, bool samples);
+/* Sequences that may run there when it is one of them. */
+uint32_t route_seats(const struct sched_instance *instance, const struct seq *seq);
 
 /* ---- instance.c ---- */
 void instance_ready(struct sched_instance *instance);

@@ -121,11 +121,14 @@ static int verify_instance(const struct sched_instance *instance, struct error *
     CLAIM(work == instance->work && pages == instance->waiting_pages,
           "an instance's books: work %llu, counted %llu", (unsigned long long)instance->work,
           (unsigned long long)work);
-    for (uint32_t f = 0; f < instance->n_flights; f++)
-        CLAIM(instance->flights[f].n_tokens <= instance->limits.max_tokens &&
-                  instance->flights[f].n <= instance->limits.max_seqs,
-              "a step of %u tokens, %u sequences", instance->flights[f].n_tokens,
-              instance->flights[f].n);
+    uint32_t tokens = 0, seqs = 0;
+    for (uint32_t f = 0; f < instance->n_flights; f++) {
+        const struct flight *flight = &instance->flights[f];
+        tokens = flight->n_tokens + (flight->joins ? tokens : 0);
+        seqs = flight->n + (flight->joins ? seqs : 0);
+        CLAIM(tokens <= instance->limits.max_tokens && seqs <= instance->limits.max_seqs,
+              "a step of %u tokens, %u sequences", tokens, seqs);
+    }
     int rc = verify_list(&instance->waiting, instance, err);
     if (!rc)
         rc = verify_company(instance, err);

@@ -279,7 +279,7 @@ void conn_send(struct conn *conn, const struct sched_step *step)
     Ember__V1__DriverFrame frame = EMBER__V1__DRIVER_FRAME__INIT;
     bool prompts = false;
 
-    if (conn->n_flights == SCHED_DEPTH || !make_room(step->n_seqs)) {
+    if (conn->n_flights == SCHED_FLIGHTS || !make_room(step->n_seqs)) {
         conn_fail(conn, false, "no room for a step");
         return;
     }
@@ -291,6 +291,7 @@ void conn_send(struct conn *conn, const struct sched_step *step)
         request_first_step(step->seqs[i].user);
     }
     message.id = step->id;
+    message.joins = step->joins;
     message.n_sequences = step->n_seqs;
     message.sequences = scratch.list;
     message.ended = conn->unfollowed;
@@ -313,7 +314,8 @@ static void welcome(struct conn *conn, const Ember__V1__Welcome *w)
                                   .max_tokens = w->max_tokens,
                                   .max_seqs = w->max_seqs,
                                   .max_positions = w->max_positions,
-                                  .token_refs = w->token_refs && model->gw->options.token_refs};
+                                  .token_refs = w->token_refs && model->gw->options.token_refs,
+                                  .joins = w->joins};
     struct error err = {0};
 
     bufferevent_set_timeouts(conn->bev, NULL, NULL);

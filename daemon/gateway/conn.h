@@ -24,7 +24,7 @@ struct conn {
     char *id, *token, *socket;
     struct bufferevent *bev;
     struct sched_instance *sched; /* NULL until Welcome */
-    struct conn_flight flights[SCHED_DEPTH];
+    struct conn_flight flights[SCHED_FLIGHTS];
     unsigned n_flights;
     uint32_t max_tokens;
     uint64_t since_ns;

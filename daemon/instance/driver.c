@@ -104,6 +104,7 @@ static int welcome(struct drivers *drivers, struct connection *c)
     welcome.eos_ids = (int32_t *)info->eos_ids;
     welcome.bos_id = info->bos_id;
     welcome.token_refs = true;
+    welcome.joins = true;
     welcome.grammar_bytes = GRAMMARS_PROGRAMS_KEPT;
     frame.kind_case = EMBER__V1__INSTANCE_FRAME__KIND_WELCOME;
     frame.welcome = &welcome;
@@ -154,6 +155,8 @@ static void reply(void *ctx, const Ember__V1__StepResult *result)
     struct reply *r = ctx;
     Ember__V1__InstanceFrame frame = EMBER__V1__INSTANCE_FRAME__INIT;
 
+    if (r->result < 0)
+        return;
     frame.kind_case = EMBER__V1__INSTANCE_FRAME__KIND_RESULT;
     frame.result = (Ember__V1__StepResult *)result;
     r->result = send_frame(r->connection, &frame);
@@ -193,6 +196,49 @@ static Ember__V1__DriverFrame *unpack(const uint8_t *data, size_t len)
     return ember__v1__driver_frame__unpack(&allocator, len, data);
 }
 
+/*
+ * The steps behind the first that join it and have arrived by now; the frame behind them stays.
+ * What goes wrong shows when that is read.
+ */
+static size_t gather(struct connection *c, Ember__V1__DriverFrame **frames)
+{
+    const uint8_t *data;
+    size_t n = 1, len;
+
+    frame_fill(&c->reader, c->fd);
+    while (n < RUN_STEPS_MAX && frame_next(&c->reader, &data, &len) == 0) {
+        frames[n] = unpack(data, len);
+        if (!frames[n] || frames[n]->kind_case != EMBER__V1__DRIVER_FRAME__KIND_STEP ||
+            !frames[n]->step->joins) {
+            ember__v1__driver_frame__free_unpacked(frames[n], NULL);
+            frame_unread(&c->reader);
+            break;
+        }
+        n++;
+    }
+    return n;
+}
+
+/* `first` is the caller's. */
+static void take_step(struct drivers *drivers, struct connection *c, Ember__V1__DriverFrame *first)
+{
+    Ember__V1__DriverFrame *frames[RUN_STEPS_MAX] = {first};
+    Ember__V1__Step *steps[RUN_STEPS_MAX];
+    struct reply r = {.connection = c};
+    size_t n = gather(c, frames);
+
+    for (size_t i = 0; i < n; i++)
+        steps[i] = frames[i]->step;
+    run_steps(drivers->engine, drivers->grammars, steps, n, reply, &r);
+    for (size_t i = 1; i < n; i++)
+        ember__v1__driver_frame__free_unpacked(frames[i], NULL);
+    if (r.result == 0)
+        return;
+    log_warn("driver dropped", "instance=%s reason=\"%s\"", drivers->instance_id,
+             strerror(-r.result));
+    drop(drivers, c);
+}
+
 static void dispatch(struct drivers *drivers, struct connection *c, const uint8_t *data, size_t len)
 {
     Ember__V1__DriverFrame *frame = unpack(data, len);
@@ -203,13 +249,7 @@ static void dispatch(struct drivers *drivers, struct connection *c, const uint8_
     } else if (frame->kind_case == EMBER__V1__DRIVER_FRAME__KIND_HELLO && !c->is_driver) {
         hello(drivers, c, frame->hello);
     } else if (frame->kind_case == EMBER__V1__DRIVER_FRAME__KIND_STEP && c->is_driver) {
-        struct reply r = {.connection = c};
-        run_step(drivers->engine, drivers->grammars, frame->step, reply, &r);
-        if (r.result < 0) {
-            log_warn("driver dropped", "instance=%s reason=\"%s\"", drivers->instance_id,
-                     strerror(-r.result));
-            drop(drivers, c);
-        }
+        take_step(drivers, c, frame);
     } else if (frame->kind_case == EMBER__V1__DRIVER_FRAME__KIND_GRAMMAR && c->is_driver) {
         struct error err = {0};
         if (grammars_define(drivers->grammars, frame->grammar, &err) < 0)

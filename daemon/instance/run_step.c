@@ -11,8 +11,8 @@
 #define LOGPROBS_MAX 64
 
 /*
- * What the step before sampled, for token_from_previous. One engine a process, one thread; a driver
- * that has just come refers to nothing but its own steps.
+ * What the step before and those that joined it sampled, for token_from_previous. One engine a
+ * process, one thread; a driver that has just come refers to nothing but its own steps.
  */
 static struct {
     struct sampled {
@@ -345,17 +345,18 @@ static int collect(struct engine *engine, const Ember__V1__Step *step,
     return r;
 }
 
-/* What the next step may refer to. */
-static int remember(const Ember__V1__StepResult *result, struct error *err)
+/* What the next step may refer to. One that joins has come too late: it adds to the step before. */
+static int remember(const Ember__V1__StepResult *result, bool joins, struct error *err)
 {
-    previous.n = 0;
-    if (result->n_sequences > previous.room) {
-        free(previous.list);
-        previous.room = 0;
-        previous.list = mem_alloc(result->n_sequences, sizeof *previous.list);
-        if (!previous.list)
-            return error_set(err, ENOMEM, "no memory for %zu results", result->n_sequences);
-        previous.room = result->n_sequences;
+    if (!joins)
+        previous.n = 0;
+    size_t n = previous.n + result->n_sequences;
+    if (n > previous.room) {
+        struct sampled *moved = reallocarray(previous.list, n, sizeof *moved);
+        if (!moved)
+            return error_set(err, ENOMEM, "no memory for %zu results", n);
+        previous.list = moved;
+        previous.room = n;
     }
     for (size_t i = 0; i < result->n_sequences; i++)
         previous.list[previous.n++] =
@@ -378,7 +379,7 @@ static int run(struct engine *engine, const Ember__V1__Step *step, struct work *
     if (r == 0)
         r = collect(engine, step, &from, work, result, err);
     if (r == 0)
-        r = remember(result, err);
+        r = remember(result, step->joins, err);
     if (r < 0)
         return r;
     result->compute_ms = from.compute_ms;
@@ -386,27 +387,85 @@ static int run(struct engine *engine, const Ember__V1__Step *step, struct work *
     return 0;
 }
 
-void run_step(struct engine *engine, struct grammars *grammars, const Ember__V1__Step *step,
-              void (*reply)(void *ctx, const Ember__V1__StepResult *result), void *ctx)
+/* The result of each of the steps that `together` consists of: its part of the whole. */
+static void reply_each(Ember__V1__Step *const *steps, size_t n, Ember__V1__StepResult *whole,
+                       void (*reply)(void *ctx, const Ember__V1__StepResult *result), void *ctx)
+{
+    Ember__V1__StepResult part = *whole;
+
+    for (size_t s = 0; s < n; s++) {
+        part.id = steps[s]->id;
+        part.n_sequences = part.n_prompts = 0;
+        for (size_t i = 0; i < steps[s]->n_sequences && !part.error; i++) {
+            part.n_sequences += steps[s]->sequences[i]->sample;
+            part.n_prompts += steps[s]->sequences[i]->prompt_logprobs;
+        }
+        reply(ctx, &part);
+        part.sequences += part.n_sequences;
+        part.prompts += part.n_prompts;
+    }
+}
+
+static void run_together(struct engine *engine, struct grammars *grammars,
+                         Ember__V1__Step *const *steps, size_t n, const Ember__V1__Step *together,
+                         void (*reply)(void *ctx, const Ember__V1__StepResult *result), void *ctx)
 {
     Ember__V1__StepResult result = EMBER__V1__STEP_RESULT__INIT;
     struct work work = {.grammars = grammars};
     struct error err = {0};
 
-    result.id = step->id;
-    grammars_end(grammars, step->ended, step->n_ended);
-    int r = run(engine, step, &work, &result, &err);
+    for (size_t s = 0; s < n; s++)
+        grammars_end(grammars, steps[s]->ended, steps[s]->n_ended);
+    int r = run(engine, together, &work, &result, &err);
     if (r < 0 && engine_broken(engine)) { /* we end: the driver asks another instance, as ever */
         work_free(&work);
         return;
     }
     if (r < 0) {
         previous.n = 0;
-        result.n_sequences = result.n_prompts = 0;
         result.error = -r;
         result.error_text = (char *)error_text(&err);
     }
-    reply(ctx, &result);
+    reply_each(steps, n, &result, reply, ctx);
     grammars_tidy(grammars);
     work_free(&work);
+}
+
+/* All sequences in one step, when that keeps to the limits; the list is the caller's to free. */
+static bool join_steps(struct engine *engine, Ember__V1__Step *const *steps, size_t n,
+                       Ember__V1__Step *ret)
+{
+    struct engine_limits limits = engine_limits(engine);
+    size_t seqs = 0, tokens = 0;
+
+    for (size_t s = 0; s < n; s++) {
+        seqs += steps[s]->n_sequences;
+        for (size_t i = 0; i < steps[s]->n_sequences; i++)
+            tokens += steps[s]->sequences[i]->n_tokens;
+    }
+    *ret = *steps[0];
+    ret->sequences = seqs <= limits.max_seqs && tokens <= limits.max_tokens
+                         ? mem_alloc(seqs, sizeof *ret->sequences)
+                         : NULL;
+    if (!ret->sequences)
+        return false;
+    ret->n_sequences = 0;
+    for (size_t s = 0; s < n; s++)
+        for (size_t i = 0; i < steps[s]->n_sequences; i++)
+            ret->sequences[ret->n_sequences++] = steps[s]->sequences[i];
+    return true;
+}
+
+void run_steps(struct engine *engine, struct grammars *grammars, Ember__V1__Step *const *steps,
+               size_t n, void (*reply)(void *ctx, const Ember__V1__StepResult *result), void *ctx)
+{
+    Ember__V1__Step all;
+
+    if (n > 1 && join_steps(engine, steps, n, &all)) {
+        run_together(engine, grammars, steps, n, &all, reply, ctx);
+        free(all.sequences);
+        return;
+    }
+    for (size_t s = 0; s < n && !engine_broken(engine); s++)
+        run_together(engine, grammars, steps + s, 1, steps[s], reply, ctx);
 }

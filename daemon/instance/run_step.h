@@ -9,11 +9,15 @@
 #include "daemon/instance/grammars.h"
 #include "engine/engine.h"
 
+#define RUN_STEPS_MAX 8
+
 /*
- * Runs the step and calls `reply` once with the result, which lives for that call. A step that
- * cannot be run is a result with `error` set.
+ * Runs 1 .. RUN_STEPS_MAX steps as one, the others of which join the first, or one after the other
+ * when they are too large for that; calls `reply` once for each, in order, with the result, which
+ * lives for that call. A step that cannot be run is a result with `error` set, and so are those
+ * that were run with it.
  */
-void run_step(struct engine *engine, struct grammars *grammars, const Ember__V1__Step *step,
-              void (*reply)(void *ctx, const Ember__V1__StepResult *result), void *ctx);
+void run_steps(struct engine *engine, struct grammars *grammars, Ember__V1__Step *const *steps,
+               size_t n, void (*reply)(void *ctx, const Ember__V1__StepResult *result), void *ctx);
 
 #endif

@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "scheduler/sched.h"
 
@@ -18,7 +19,7 @@ struct state {
     struct sched *sched;
     struct sched_model *model;
     struct sched_instance *instances[MOST_INSTANCES];
-    struct sched_step steps[MOST_INSTANCES][SCHED_DEPTH];
+    struct sched_step steps[MOST_INSTANCES][SCHED_FLIGHTS];
     uint32_t n_steps[MOST_INSTANCES];
     uint32_t n_submitted, n_done, finished[MOST_REQUESTS];
     uint64_t ids[MOST_REQUESTS];
@@ -98,7 +99,8 @@ static void submit(struct state *s)
 static void add_instance(struct state *s, uint32_t i)
 {
     uint8_t shape = byte(s);
-    struct sched_limits limits = {8 + shape % 32, 4, 1 + shape % 24, 1 + shape % 7, 80, shape & 1};
+    struct sched_limits limits = {8 + shape % 32, 4,        1 + shape % 24, 1 + shape % 7, 80,
+                                  shape & 1,      shape & 2};
 
     if (!s->instances[i] && sched_instance_add(s->model, &limits, (void *)(uintptr_t)i, s->now,
                                                &s->instances[i], NULL) < 0)
@@ -119,7 +121,7 @@ static void next_step(struct state *s, uint32_t i)
 
     if (!s->instances[i] || !sched_next_step(s->instances[i], s->now, &step))
         return;
-    if (s->n_steps[i] == SCHED_DEPTH || !step.n_seqs || !step.n_tokens)
+    if (s->n_steps[i] == SCHED_FLIGHTS || !step.n_seqs || !step.n_tokens)
         abort();
     s->steps[i][s->n_steps[i]++] = step;
 }
@@ -137,8 +139,7 @@ static void step_done(struct state *s, uint32_t i, int error)
                                   .seqs = results,
                                   .n_seqs = s->steps[i][0].n_samples,
                                   .error = error};
-    s->steps[i][0] = s->steps[i][1];
-    s->n_steps[i]--;
+    memmove(s->steps[i], s->steps[i] + 1, --s->n_steps[i] * sizeof s->steps[i][0]);
     if (sched_step_done(s->instances[i], &result, s->now, &err) < 0)
         abort();
 }

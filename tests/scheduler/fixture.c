@@ -117,7 +117,7 @@ void ask(struct fixture *f, char letter, uint32_t n, uint32_t max_tokens)
 const char *plan_on(struct fixture *f, struct sched_instance *instance)
 {
     struct sched_step step;
-    size_t n = 0;
+    size_t n;
 
     verify(f);
     f->text[0] = '\0';
@@ -125,6 +125,7 @@ const char *plan_on(struct fixture *f, struct sched_instance *instance)
         return f->text;
     f->older = f->step;
     f->step = step;
+    n = (size_t)snprintf(f->text, sizeof f->text, "%s", step.joins ? "+" : "");
     for (uint32_t i = 0; i < step.n_seqs; i++) {
         const struct sched_seq *s = &step.seqs[i];
         int letter = (int)(uintptr_t)s->user;

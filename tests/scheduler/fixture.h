@@ -2,7 +2,8 @@
 /*
  * A scheduler with one model under a test's hands. A step is written as one word a sequence: the
  * request's letter, its tokens, '*' when a token is sampled, '<' when its input is the token of the
- * step before: "A8 B3* C1*<". Every call checks the scheduler's books.
+ * step before: "A8 B3* C1*<"; behind '+' when the step joins the one before. Every call checks the
+ * scheduler's books.
  */
 #ifndef EMBER_TESTS_SCHEDULER_FIXTURE_H
 #define EMBER_TESTS_SCHEDULER_FIXTURE_H

@@ -42,9 +42,9 @@ struct event {
 struct node {
     struct sched_instance *instance; /* NULL: dead */
     uint64_t serial, born;
-    uint64_t *kv;                         /* [pages, page_size] */
-    struct sched_step steps[SCHED_DEPTH]; /* copies; [0] runs */
-    uint32_t n_steps;
+    uint64_t *kv;                           /* [pages, page_size] */
+    struct sched_step steps[SCHED_FLIGHTS]; /* copies; the first n_run run together */
+    uint32_t n_steps, n_run;
     struct {
         uint64_t id;
         uint32_t token;
@@ -305,7 +305,7 @@ static void spawned(struct sim *sim)
     *node = (struct node){.serial = ++sim->serial, .born = sim->now};
     if (sim->config->content) {
         node->kv = x_alloc((size_t)limits->pages * limits->page_size * sizeof *node->kv);
-        node->sampled = x_alloc(limits->max_seqs * sizeof *node->sampled);
+        node->sampled = x_alloc(2 * limits->max_seqs * sizeof *node->sampled);
     }
     if (sched_instance_add(sim->model, limits, (void *)(uintptr_t)i, sim->now, &node->instance,
                            &err) < 0)
@@ -339,7 +339,7 @@ static void node_end(struct sim *sim, size_t i, bool died)
     sim->alive--;
     for (uint32_t s = 0; s < node->n_steps; s++)
         drop_step(&node->steps[s]);
-    node->n_steps = 0;
+    node->n_steps = node->n_run = 0;
     node->serial = 0;
     free(TAKE(node->kv));
     free(TAKE(node->sampled));
@@ -351,17 +351,19 @@ static void node_end(struct sim *sim, size_t i, bool died)
     }
 }
 
-static uint64_t cost(const struct sim *sim, const struct sched_step *step)
-{
-    const struct sim_config *c = sim->config;
-    return (uint64_t)(c->step_ns + c->token_ns * step->n_tokens + c->seq_ns * step->n_seqs);
-}
-
 static void start(struct sim *sim, size_t i)
 {
+    const struct sim_config *c = sim->config;
     struct node *node = &sim->nodes[i];
-    uint64_t ns = cost(sim, &node->steps[0]);
+    double cost = c->step_ns;
 
+    for (node->n_run = 0; node->n_run < node->n_steps; node->n_run++) {
+        const struct sched_step *step = &node->steps[node->n_run];
+        if (node->n_run && !step->joins)
+            break;
+        cost += c->token_ns * step->n_tokens + c->seq_ns * step->n_seqs;
+    }
+    uint64_t ns = (uint64_t)cost;
     sim->busy_ns += (double)ns;
     if (sim_uniform(&sim->random) < sim->config->stall_rate)
         return; /* never comes back: the watchdog's matter */
@@ -411,8 +413,14 @@ static void send_step(struct sim *sim, size_t i, const struct sched_step *step)
     }
     for (uint32_t s = 0; s < step->n_seqs && !sim->config->content; s++)
         seqs[s].tokens = seqs[s].pages = NULL;
+    if (node->n_steps == SCHED_FLIGHTS || (step->joins && !node->n_steps)) {
+        BROKEN(sim, "a step that joins none, or too many");
+        free(seqs);
+        return;
+    }
     node->steps[node->n_steps] = *step;
     node->steps[node->n_steps++].seqs = seqs;
+    sim->report.joined += step->joins;
     sim->report.steps++;
     sim->seqs += step->n_seqs;
     if (node->n_steps == 1)
@@ -429,12 +437,15 @@ static uint32_t sampled_before(const struct node *node, uint64_t id)
 }
 
 /* An instance refuses a step that refers to tokens which the step before did not sample. */
-static bool must_refuse(const struct node *node, const struct sched_step *step)
+static bool must_refuse(const struct node *node)
 {
-    for (uint32_t i = 0; i < step->n_seqs && node->kv; i++)
-        if (step->seqs[i].token_from_previous &&
-            sampled_before(node, step->seqs[i].id) == node->n_sampled)
-            return true;
+    for (uint32_t s = 0; s < node->n_run; s++) {
+        const struct sched_step *step = &node->steps[s];
+        for (uint32_t i = 0; i < step->n_seqs && node->kv; i++)
+            if (step->seqs[i].token_from_previous &&
+                sampled_before(node, step->seqs[i].id) == node->n_sampled)
+                return true;
+    }
     return false;
 }
 
@@ -462,22 +473,39 @@ static uint64_t run_part(struct sim *sim, struct node *node, const struct sched_
     return SLOT(end - 1);
 }
 
+/* All parts of the steps that run together, in any order: each writes what the others leave alone.
+ */
+static uint64_t *run_parts(struct sim *sim, struct node *node)
+{
+    uint32_t n = 0, at = 0;
+    bool backwards = sim_random(&sim->random) & 1;
+
+    for (uint32_t s = 0; s < node->n_run; s++)
+        n += node->steps[s].n_seqs;
+    uint64_t *histories = x_alloc(n * sizeof *histories);
+    for (uint32_t k = 0; k < node->n_run; k++) {
+        uint32_t s = backwards ? node->n_run - 1 - k : k;
+        at = 0;
+        for (uint32_t before = 0; before < s; before++)
+            at += node->steps[before].n_seqs;
+        for (uint32_t i = 0; i < node->steps[s].n_seqs; i++) {
+            const struct sched_seq *seq = &node->steps[s].seqs[i];
+            size_t index = (size_t)((struct job *)seq->user - sim->jobs);
+            uint32_t end = seq->position + seq->n_tokens;
+            if (seq->prompt_len != sim->jobs[index].from->n_prompt)
+                BROKEN(sim, "request %zu: prompt of %u", index, seq->prompt_len);
+            histories[at + i] = node->kv ? run_part(sim, node, seq)
+                                         : truth(sim, index, seq->choice, end)->truth[end - 1];
+        }
+    }
+    return histories;
+}
+
 static void run_step(struct sim *sim, struct node *node, const struct sched_step *step,
-                     struct sched_seq_result *results)
+                     const uint64_t *histories, struct sched_seq_result *results)
 {
     uint32_t n = 0;
-    uint64_t *histories = x_alloc(step->n_seqs * sizeof *histories);
 
-    for (uint32_t i = 0; i < step->n_seqs; i++) {
-        const struct sched_seq *seq = &step->seqs[i];
-        size_t index = (size_t)((struct job *)seq->user - sim->jobs);
-        uint32_t end = seq->position + seq->n_tokens;
-        if (seq->prompt_len != sim->jobs[index].from->n_prompt)
-            BROKEN(sim, "request %zu: prompt of %u", index, seq->prompt_len);
-        histories[i] = node->kv ? run_part(sim, node, seq)
-                                : truth(sim, index, seq->choice, end)->truth[end - 1];
-    }
-    node->n_sampled = 0;
     for (uint32_t i = 0; i < step->n_seqs; i++) {
         const struct sched_seq *seq = &step->seqs[i];
         size_t index = (size_t)((struct job *)seq->user - sim->jobs);
@@ -491,7 +519,6 @@ static void run_step(struct sim *sim, struct node *node, const struct sched_step
         node->sampled[node->n_sampled].id = seq->id;
         node->sampled[node->n_sampled++].token = token;
     }
-    free(histories);
 }
 
 static bool is_poisoned(const struct sched_step *step)
@@ -512,37 +539,60 @@ static bool is_poisoned(const struct sched_step *step)
     return false;
 }
 
+/* The results of those that ran together: what a later one refers to was sampled by any of them,
+ * and by the step before one that came too late to run with it. */
+static void run_all(struct sim *sim, struct node *node, struct sched_result *results)
+{
+    bool refused = must_refuse(node);
+    int error = refused ? EINVAL : 0;
+
+    if (refused && sim->config->refuse_rate <= 0)
+        BROKEN(sim, "a step refers to tokens that were not sampled");
+    if (!refused && sim_uniform(&sim->random) < sim->config->refuse_rate)
+        error = ENOMEM;
+    uint64_t *histories = error ? NULL : run_parts(sim, node), *at = histories;
+    if (error || !node->steps[0].joins)
+        node->n_sampled = 0;
+    for (uint32_t s = 0; s < node->n_run; s++) {
+        const struct sched_step *step = &node->steps[s];
+        struct sched_seq_result *seqs = x_alloc((step->n_samples + 1) * sizeof *seqs);
+        results[s] = (struct sched_result){
+            .step = step->id, .seqs = seqs, .n_seqs = step->n_samples, .error = error};
+        if (error)
+            continue;
+        run_step(sim, node, step, at, seqs);
+        at += step->n_seqs;
+    }
+    free(histories);
+}
+
 static void step_end(struct sim *sim, size_t i)
 {
     struct node *node = &sim->nodes[i];
-    struct sched_step step = node->steps[0];
+    struct sched_step steps[SCHED_FLIGHTS];
+    struct sched_result results[SCHED_FLIGHTS];
+    uint32_t n = node->n_run;
     struct error err = {0};
 
-    if (is_poisoned(&step)) {
-        node_end(sim, i, true);
-        return;
+    for (uint32_t s = 0; s < n; s++) {
+        if (is_poisoned(&node->steps[s])) {
+            node_end(sim, i, true);
+            return;
+        }
     }
-    struct sched_seq_result *results = x_alloc((step.n_samples + 1) * sizeof *results);
-    struct sched_result result = {.step = step.id, .seqs = results, .n_seqs = step.n_samples};
-    if (must_refuse(node, &step)) {
-        if (sim->config->refuse_rate <= 0)
-            BROKEN(sim, "a step refers to tokens that were not sampled");
-        result.error = EINVAL;
-    } else if (sim_uniform(&sim->random) < sim->config->refuse_rate) {
-        result.error = ENOMEM;
-    } else {
-        run_step(sim, node, &step, results);
-    }
-    if (result.error)
-        node->n_sampled = 0;
-    node->steps[0] = node->steps[1];
-    node->n_steps--;
+    run_all(sim, node, results);
+    memcpy(steps, node->steps, n * sizeof *steps);
+    node->n_steps -= n;
+    memmove(node->steps, node->steps + n, node->n_steps * sizeof *steps);
+    node->n_run = 0;
     if (node->n_steps)
         start(sim, i);
-    if (sched_step_done(node->instance, &result, sim->now, &err) < 0)
-        BROKEN(sim, "%s", error_text(&err));
-    drop_step(&step);
-    free(results);
+    for (uint32_t s = 0; s < n; s++) {
+        if (sched_step_done(node->instance, &results[s], sim->now, &err) < 0)
+            BROKEN(sim, "%s", error_text(&err));
+        drop_step(&steps[s]);
+        free((void *)results[s].seqs);
+    }
 }
 
 /* ---- the loop ---- */

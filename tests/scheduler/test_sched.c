@@ -126,6 +126,88 @@ static void a_step_too_many_is_dropped(void **state)
     end(f);
 }
 
+/* ---- joining ---- */
+
+static struct sched_limits joining(uint32_t tokens, uint32_t seqs)
+{
+    struct sched_limits limits = limits_of(4096, tokens, seqs, true);
+
+    limits.joins = true;
+    return limits;
+}
+
+/* Who comes while two steps are in flight does not wait for both. */
+static void newcomers_join_the_second_step(void **state)
+{
+    struct sched_limits limits = joining(8, 8);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_step steps[4];
+
+    ask(f, 'A', 3, 9);
+    assert_string_equal(plan(f), "A3*");
+    steps[0] = f->step;
+    assert_string_equal(plan(f), "A1*<");
+    steps[1] = f->step;
+    assert_string_equal(plan(f), "");
+    ask(f, 'B', 4, 3);
+    assert_string_equal(plan(f), "+B4*");
+    steps[2] = f->step;
+    ask(f, 'C', 4, 3);
+    assert_string_equal(plan(f), "+C3"); /* eight tokens a step */
+    steps[3] = f->step;
+    ask(f, 'D', 4, 3);
+    assert_string_equal(plan(f), "");
+    done_on(f, f->instance, &steps[0]);
+    assert_string_equal(plan(f), "A1*< B1*< D4* C1*");
+    assert_string_equal(plan(f), "");
+    done_on(f, f->instance, &steps[1]);
+    assert_string_equal(plan(f), ""); /* what joined it comes at once */
+    done_on(f, f->instance, &steps[2]);
+    done_on(f, f->instance, &steps[3]);
+    assert_string_equal(plan(f), "A1*< B1*< C1*< D1*<");
+    assert_string_equal(f->events, "A100 A101 B102 ");
+    end(f);
+}
+
+/* The page that A's second step writes might be B's. */
+static void nobody_joins_where_pages_changed_hands(void **state)
+{
+    struct sched_limits limits = joining(8, 8);
+    struct fixture *f = begin(NULL, &limits);
+
+    ask(f, 'A', 3, 9);
+    plan(f);
+    plan(f);
+    sched_cancel(f->sched, f->ids['A'], f->now);
+    ask(f, 'B', 4, 3);
+    assert_string_equal(plan(f), "");
+    done_on(f, f->instance, &f->older);
+    assert_string_equal(plan(f), "B4*");
+    end(f);
+}
+
+/* The last seat of many is for who has nothing running, while a crowd waits. */
+static void a_seat_is_kept_for_newcomers(void **state)
+{
+    struct sched_limits limits = joining(512, 32);
+    struct fixture *f = begin(NULL, &limits);
+    struct sched_stats stats;
+
+    for (int i = 0; i < 100; i++)
+        ask(f, 'A', 8, 50);
+    plan(f);
+    assert_int_equal(f->step.n_seqs, 31);
+    plan(f);
+    ask(f, 'B', 8, 3);
+    assert_string_equal(plan(f), "+B8*");
+    ask(f, 'C', 8, 3);
+    assert_string_equal(plan(f), "");
+    sched_model_stats(f->model, f->now, &stats);
+    assert_int_equal(stats.running, 32);
+    assert_int_equal(stats.preemptions, 0);
+    end(f);
+}
+
 /* ---- fairness ---- */
 
 static void a_thousand_do_not_delay_one(void **state)
@@ -555,6 +637,9 @@ int main(void)
         cmocka_unit_test(a_second_step_refers_to_the_first),
         cmocka_unit_test(without_references_only_prompts_overlap),
         cmocka_unit_test(a_step_too_many_is_dropped),
+        cmocka_unit_test(newcomers_join_the_second_step),
+        cmocka_unit_test(nobody_joins_where_pages_changed_hands),
+        cmocka_unit_test(a_seat_is_kept_for_newcomers),
         cmocka_unit_test(a_thousand_do_not_delay_one),
         cmocka_unit_test(clients_are_served_alike),
         cmocka_unit_test(priorities_go_first_and_displace),

@@ -41,6 +41,7 @@ static struct sim_config random_config(uint64_t *random, uint64_t seed)
                                      .max_seqs = 1 + below(random, 16),
                                      .max_positions = 130,
                                      .token_refs = below(random, 2)};
+    c.limits.joins = below(random, 2);
     if (!below(random, 3))
         c.death_rate = 5;
     if (!below(random, 3))
@@ -105,7 +106,7 @@ static void random_schedules(void **state)
 {
     const char *runs = getenv("EMBER_SIM_RUNS");
     uint64_t n = runs ? strtoull(runs, NULL, 10) : 150;
-    uint64_t preemptions = 0, replays = 0, cached = 0, wasted = 0;
+    uint64_t preemptions = 0, replays = 0, cached = 0, wasted = 0, joined = 0;
 
     for (uint64_t seed = 0; seed < n; seed++) {
         uint64_t random = seed + 1;
@@ -117,9 +118,10 @@ static void random_schedules(void **state)
         replays += report.stats.replays;
         cached += report.stats.cached_tokens;
         wasted += report.stats.wasted_tokens;
+        joined += report.joined;
     }
     /* the schedules do go through what they are meant to test */
-    assert_true(preemptions > n && replays > n && cached > n && wasted > n);
+    assert_true(preemptions > n && replays > n && cached > n && wasted > n && joined > n / 2);
 }
 
 static void equal_runs_are_equal(void **state)
