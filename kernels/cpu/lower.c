@@ -458,6 +458,8 @@ static int lower_linear(struct lowering *l)
         return r;
     panels /= op->i[LINEAR_I_GLU] ? 2 : 1;
     uint64_t units = panels * (rows + 127) / 128;
+    if (tiles && l->isa != CPU_ISA_AMX && rows > 1) /* vectors take two panels at once */
+        units = (units + 1) / 2;
     if (op->t[LINEAR_X_SCALE].rank && rows > 32) /* each turns its x into tiles */
         units = (panels + 15) / 16 * ((rows + 255) / 256);
     blocks(l, units, (double)rows * w->dim[0] * K);

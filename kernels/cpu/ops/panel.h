@@ -124,28 +124,35 @@ INLINE vf panel_odd(const uint32_t *line, const int v)
 }
 
 #if EMBER_ISA >= 2 && EMBER_ISA < 16
-#define BF16_M 6 /* rows at a time */
-#define BF16_P 2 /* panels at a time */
-#define BF16_P_ONE 4
+#define BF16_M 6   /* rows at a time */
+#define BF16_P 2   /* panels at a time */
+#define BF16_FEW 3 /* as many rows wait for memory, which is read fastest in BF16_P_FEW streams */
+#define BF16_P_FEW 4
 #elif EMBER_ISA == 1
 #define BF16_M 3
 #define BF16_P 1
-#define BF16_P_ONE 2
+#define BF16_FEW 1
+#define BF16_P_FEW 2
 #else
 #define BF16_M 1
 #define BF16_P 1
-#define BF16_P_ONE 1
+#define BF16_FEW 1
+#define BF16_P_FEW 1
 #endif
 
-/* What is fetched while two of k are multiplied: a line of each of some streams. */
+/* What is fetched while two of k are multiplied: a line of each of P streams. */
 struct panel_fetch {
     const char *at;     /* of the first stream */
     size_t apart, step; /* bytes between streams, and on to the next two of k */
+    size_t turn, jump;  /* from k = turn on, an even number, `jump` bytes further */
 };
 
-INLINE struct panel_fetch panel_ahead(const struct panels *q, size_t p)
+/* P panels a little ahead, and behind their ends the next P. */
+INLINE struct panel_fetch panel_ahead(const struct panels *q, size_t p, const int P)
 {
-    return (struct panel_fetch){q->w + p * q->panel_bytes + PANEL_AHEAD, q->panel_bytes, 64};
+    const size_t turn = q->K < PANEL_AHEAD / 32 ? 0 : (q->K - PANEL_AHEAD / 32) & ~(size_t)1;
+    return (struct panel_fetch){q->w + p * q->panel_bytes + PANEL_AHEAD, q->panel_bytes, 64, turn,
+                                (size_t)(P - 1) * q->panel_bytes};
 }
 
 /* M rows from r on against P panels from p on. Behind the last row it is taken again. */
@@ -166,29 +173,33 @@ INLINE void bf16_tile(const int M, const int P, const struct panels *q, size_t p
         for (int j = 0; j < P * PV; j++)
             even[m][j] = odd[m][j] = v_zero();
     }
-    for (; k + 2 <= q->K; k += 2, fetch.at += fetch.step) {
-        const char *line = q->w + p * q->panel_bytes + k * 32;
-        UNROLL
-        for (int i = 0; i < P; i++)
-            __builtin_prefetch(fetch.at + (size_t)i * fetch.apart);
-        /* One half after the other: so the sums, half of the lines and an x fit into registers. */
-        UNROLL
-        for (int j = 0; j < P * PV; j++)
-            v[j] = panel_even((const uint32_t *)(line + (size_t)(j / PV) * q->panel_bytes), j % PV);
-        UNROLL
-        for (int m = 0; m < M; m++)
+    for (size_t end = fetch.turn; k + 2 <= q->K; end = q->K, fetch.at += fetch.jump)
+        for (; k + 2 <= end; k += 2, fetch.at += fetch.step) {
+            const char *line = q->w + p * q->panel_bytes + k * 32;
             UNROLL
-        for (int j = 0; j < P * PV; j++)
-            even[m][j] = v_fma(v_set(x[m][k]), v[j], even[m][j]);
-        UNROLL
-        for (int j = 0; j < P * PV; j++)
-            v[j] = panel_odd((const uint32_t *)(line + (size_t)(j / PV) * q->panel_bytes), j % PV);
-        UNROLL
-        for (int m = 0; m < M; m++)
+            for (int i = 0; i < P; i++)
+                __builtin_prefetch(fetch.at + (size_t)i * fetch.apart);
+            /* One half after the other: so the sums, half of the lines and an x fit into registers.
+             */
             UNROLL
-        for (int j = 0; j < P * PV; j++)
-            odd[m][j] = v_fma(v_set(x[m][k + 1]), v[j], odd[m][j]);
-    }
+            for (int j = 0; j < P * PV; j++)
+                v[j] = panel_even((const uint32_t *)(line + (size_t)(j / PV) * q->panel_bytes),
+                                  j % PV);
+            UNROLL
+            for (int m = 0; m < M; m++)
+                UNROLL
+            for (int j = 0; j < P * PV; j++)
+                even[m][j] = v_fma(v_set(x[m][k]), v[j], even[m][j]);
+            UNROLL
+            for (int j = 0; j < P * PV; j++)
+                v[j] =
+                    panel_odd((const uint32_t *)(line + (size_t)(j / PV) * q->panel_bytes), j % PV);
+            UNROLL
+            for (int m = 0; m < M; m++)
+                UNROLL
+            for (int j = 0; j < P * PV; j++)
+                odd[m][j] = v_fma(v_set(x[m][k + 1]), v[j], odd[m][j]);
+        }
     if (k < q->K)
         for (int j = 0; j < P * PV; j++) {
             const char *line = q->w + (p + (size_t)(j / PV)) * q->panel_bytes + k * 32;
@@ -208,33 +219,24 @@ INLINE void bf16_tile(const int M, const int P, const struct panels *q, size_t p
     }
 }
 
-/* How many of `left` rows to take: two, four or six against two panels, so that few are taken
- * twice.
- */
+/* How many of `left` rows to take, so that few are taken twice. */
 INLINE size_t bf16_height(const int P, size_t left)
 {
-    if (BF16_M < 6 || P < 2)
-        return BF16_M;
-    return left <= 2 ? 2 : left <= 4 || left == 7 || left == 8 ? 4 : BF16_M;
+    return BF16_M == 6 && P == 2 && (left <= 4 || left == 7 || left == 8) ? 4 : BF16_M;
 }
 
-/* All rows, of which there are several, against P panels; compiled once for each P. */
+/* All rows against P panels; compiled once for each P. */
 INLINE void bf16_rows(const int P, const struct panels *q, size_t p, const struct panel_rows *rows,
                       const struct post *post)
 {
     const size_t passes = (rows->n + BF16_M - 1) / BF16_M;
-    struct panel_fetch fetch = panel_ahead(q, p);
-    if (passes > 1) { /* the next panels, some of them in each pass */
-        fetch.apart /= passes;
-        fetch.step = fetch.apart * 2 / q->K;
-        fetch.at = q->w + (p + (size_t)P) * q->panel_bytes;
-    }
-    for (size_t r = 0, m; r < rows->n; r += m, fetch.at += (size_t)P * fetch.apart) {
+    /* The next panels, some of them in each pass, in one stream. */
+    struct panel_fetch fetch = {q->w + (p + (size_t)P) * q->panel_bytes, passes > 1 ? 0 : 64,
+                                (size_t)P * 64 / passes, 0, 0};
+    for (size_t r = 0, m; r < rows->n; r += m, fetch.at += q->K / 2 * fetch.step) {
         m = bf16_height(P, rows->n - r);
 #if BF16_M == 6
-        if (m == 2)
-            bf16_tile(2, P, q, p, rows, r, fetch, post);
-        else if (m == 4)
+        if (m == 4)
             bf16_tile(4, P, q, p, rows, r, fetch, post);
         else
 #endif
@@ -242,24 +244,38 @@ INLINE void bf16_rows(const int P, const struct panels *q, size_t p, const struc
     }
 }
 
+/* M rows, which are all; returns the panels that are left. */
+INLINE struct range bf16_few(const int M, const struct panels *q, const struct panel_rows *rows,
+                             struct range panels, const struct post *post)
+{
+    for (; panels.first + BF16_P_FEW <= panels.end; panels.first += BF16_P_FEW)
+        bf16_tile(M, BF16_P_FEW, q, panels.first, rows, 0, panel_ahead(q, panels.first, BF16_P_FEW),
+                  post);
+    return panels;
+}
+
 static __attribute__((unused)) void bf16_vectors(const struct panels *q,
                                                  const struct panel_rows *rows, struct range panels,
                                                  const struct post *post)
 {
-    size_t p = panels.first;
     if (rows->n == 1) {
-        for (; p + BF16_P_ONE <= panels.end; p += BF16_P_ONE)
-            bf16_tile(1, BF16_P_ONE, q, p, rows, 0, panel_ahead(q, p), post);
-        for (; p < panels.end; p++)
-            bf16_tile(1, 1, q, p, rows, 0, panel_ahead(q, p), post);
+        panels = bf16_few(1, q, rows, panels, post);
+        for (; panels.first < panels.end; panels.first++)
+            bf16_tile(1, 1, q, panels.first, rows, 0, panel_ahead(q, panels.first, 1), post);
         return;
     }
-#if BF16_P > 1
-    for (; p + BF16_P <= panels.end; p += BF16_P)
-        bf16_rows(BF16_P, q, p, rows, post);
+#if BF16_FEW == 3
+    if (rows->n == 2)
+        panels = bf16_few(2, q, rows, panels, post);
+    else if (rows->n == 3)
+        panels = bf16_few(3, q, rows, panels, post);
 #endif
-    for (; p < panels.end; p++)
-        bf16_rows(1, q, p, rows, post);
+#if BF16_P > 1
+    for (; panels.first + BF16_P <= panels.end; panels.first += BF16_P)
+        bf16_rows(BF16_P, q, panels.first, rows, post);
+#endif
+    for (; panels.first < panels.end; panels.first++)
+        bf16_rows(1, q, panels.first, rows, post);
 }
 
 /* ---- integers ---- */
