@@ -160,6 +160,10 @@ static bool any(const struct histogram *h)
       s->pages ? (double)s->pages_used / (double)s->pages : 0)                                     \
     X("vllm:prefix_cache_queries_total", "counter", "Prompt tokens looked up", s->queried_tokens)  \
     X("vllm:prefix_cache_hits_total", "counter", "Prompt tokens found", s->cached_tokens)          \
+    X("vllm:gpu_prefix_cache_queries_total", "counter", "The same under its older name",           \
+      s->queried_tokens)                                                                           \
+    X("vllm:gpu_prefix_cache_hits_total", "counter", "The same under its older name",              \
+      s->cached_tokens)                                                                            \
     X("vllm:prompt_tokens_total", "counter", "Prompt tokens of requests", m->prompt_tokens)        \
     X("vllm:prompt_tokens_cached_total", "counter", "Prompt tokens that were cached",              \
       m->cached_tokens)                                                                            \
