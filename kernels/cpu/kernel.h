@@ -68,7 +68,7 @@ int cpu_lower(enum cpu_isa isa, const struct ember_op *op, ember_emit_fn emit, v
 
 /*
  * Whether K and V of a split_norm_rope or attention stand in tiles in their pages
- * (kernels/cpu/ops/kv.h), as a matrix unit reads them. Otherwise they stand as in ember/op.h.
+ * (kernels/cpu/ops/kv.h), as a matrix unit reads them. Otherwise K stands transposed, V in rows.
  */
 bool cpu_kv_tiles(enum cpu_isa isa, const struct ember_op *op);
 

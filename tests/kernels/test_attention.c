@@ -154,14 +154,40 @@ static void convert_head(char *block, bool value, enum ember_dtype dtype, uint32
     free(wide);
 }
 
+/* [rows, columns] to [columns, rows]. */
+static void transpose(char *block, uint32_t size, uint32_t rows, uint32_t columns)
+{
+    size_t n = (size_t)rows * columns * size;
+    char *from = x_alloc(n);
+    memcpy(from, block, n);
+    for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t c = 0; c < columns; c++) {
+            size_t at = (size_t)r * columns + c, to = (size_t)c * rows + r;
+            if (size == 4)
+                ((uint32_t *)block)[to] = ((uint32_t *)from)[at];
+            else if (size == 2)
+                ((uint16_t *)block)[to] = ((uint16_t *)from)[at];
+            else
+                block[to] = from[at];
+        }
+    free(from);
+}
+
 /* K and V pages between rows, which the reference knows, and the form of a variant. */
 static void convert_pages(const struct kcase *c, enum cpu_isa isa, struct arenas *arenas, bool to)
 {
     bool attention = c->op.kind == EMBER_OP_ATTENTION;
     const struct ember_tensor *k = &c->op.t[attention ? ATTN_K : SNR_K],
                               *v = &c->op.t[attention ? ATTN_V : SNR_V];
-    if (!cpu_kv_tiles(isa, &c->op))
+    if (!cpu_kv_tiles(isa, &c->op)) {
+        uint32_t bytes = k->dtype == EMBER_F32 ? 4 : k->dtype == EMBER_I8 ? 1 : 2;
+        for (uint64_t page = 0; page < c->pages; page++)
+            for (uint32_t h = 0; h < k->dim[0]; h++)
+                transpose(arenas->data[EMBER_ARENA_KV] + k->offset + page * k->row_stride +
+                              (uint64_t)h * k->dim[1] * k->dim[2] * bytes,
+                          bytes, k->dim[to ? 1 : 2], k->dim[to ? 2 : 1]);
         return;
+    }
     uint64_t size = k->dtype == EMBER_F32 ? 4 : 2;
     for (uint32_t side = 0; side < 2; side++) {
         const struct ember_tensor *t = side ? v : k;

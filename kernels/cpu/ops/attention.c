@@ -1,282 +1,474 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* attention over paged K and V in rows (attention.h), as float32. */
+/*
+ * attention over paged K and V (kv.h: K transposed, V in rows) by vectors, as float32.
+ *
+ * A score is one chain of multiply-adds over dk, for VL keys at a time, a lane each, so that
+ * nothing is summed across lanes; a sum of values is one chain over the keys, a lane for each
+ * column. Both are done for blocks of queries, so that what is loaded is used for all of them.
+ */
 #include "kernels/cpu/ops/attention.h"
 
-#define STEP 16         /* keys of one page that are widened and used at a time */
-#define ROW_TILE 8      /* rows whose queries may share K and V */
-#define QUERIES 16      /* queries that go through the keys together */
-#define FETCH_QUERIES 4 /* more than these and the arithmetic takes longer than memory */
-#define SUMS 8192       /* floats of their sums */
+#define ROW_TILE 16 /* rows whose queries may share K and V */
+#define QUERIES 32  /* queries that go through the keys together */
+#define SUMS 8192   /* floats of q, or sums, of those */
+#define MANY 4      /* queries of a block; the last one may have FEW */
+#define FEW 2
+#if VL == 16
+#define WIDE 4 /* vectors that meet a block of queries at a time */
+#else
+#define WIDE 2
+#endif
+#define KEYS (CHUNK / VL) /* vectors of keys of a chunk */
+/* Compiled once, whoever calls. */
+#define OUT_OF_LINE static __attribute__((noinline, unused))
 
 struct room {
-    float wide[STEP * ATTENTION_DIM_MAX]; /* STEP keys or values */
+    float q[SUMS];                                /* of each block, scaled: element by element */
+    _Alignas(64) float total[QUERIES][VL];        /* of each query, lane by lane */
+    float k_scale[CHUNK], v_scale[CHUNK];         /* int8: of the chunk */
+    float loose[2 * VL * ATTENTION_DIM_MAX];      /* keys of pages that are not whole vectors */
+    float no_p[CHUNK], no_sum[ATTENTION_DIM_MAX]; /* of queries that fill up a block */
 };
 
 /* How many queries go together. */
 INLINE size_t queries(size_t dk, size_t dv)
 {
-    size_t n = SUMS / dv;
+    size_t n = SUMS / (dk > dv ? dk : dv) / MANY * MANY;
     return n < QUERIES ? n : QUERIES;
+}
+
+/* Queries of the block that begins with query i of n. */
+INLINE size_t block_size(size_t i, size_t n)
+{
+    return n - i <= FEW ? FEW : MANY;
+}
+
+/* q of a block of `some` queries, scaled, element by element; those from n on are zeros. */
+INLINE void pack_block(const struct query *query, size_t n, size_t some, float scale, float *to,
+                       const size_t dk)
+{
+    size_t d = 0;
+    for (; n == MANY && d + 4 <= dk; d += 4) {
+        __m128 q[MANY], by = _mm_set1_ps(scale);
+        UNROLL
+        for (int i = 0; i < MANY; i++)
+            q[i] = _mm_mul_ps(_mm_loadu_ps(query[i].q + d), by);
+        _MM_TRANSPOSE4_PS(q[0], q[1], q[2], q[3]);
+        UNROLL
+        for (int i = 0; i < MANY; i++)
+            _mm_storeu_ps(to + (d + (size_t)i) * MANY, q[i]);
+    }
+    for (; d < dk; d++)
+        for (size_t i = 0; i < some; i++)
+            to[d * some + i] = i < n ? query[i].q[d] * scale : 0;
 }
 
 INLINE void room_start(const uint64_t *args, struct room *room, const struct query *query, size_t n)
 {
+    const size_t dk = ATTENTION_DK;
+    for (size_t i = 0; i < n; i += MANY)
+        pack_block(query + i, n - i < MANY ? n - i : MANY, block_size(i, n),
+                   arg_float(args[ATT_SCALE]), room->q + i * dk, dk);
+    for (size_t i = 0; i < CHUNK; i++)
+        room->no_p[i] = 0;
 }
 
-/* Keys key .. key + n - 1, all in one page. */
-struct step {
-    size_t page, slot, key, n;
+/* Values of a chunk that are in one page: those of keys first .. end - 1, counted from the chunk's
+ * own first one; next: what is fetched meanwhile. */
+struct piece {
+    const char *v, *next;
+    size_t first, end;
 };
 
-INLINE struct step step_at(size_t key, size_t end, size_t page_size)
-{
-    struct step s = {key / page_size, key % page_size, key, STEP};
-    size_t left = page_size - s.slot;
-    s.n = s.n < left ? s.n : left;
-    s.n = s.n < end - key ? s.n : end - key;
-    return s;
-}
+/* A chunk, of which some query sees the keys from .. to - 1, counted likewise. */
+struct chunk {
+    size_t at, from, to;
+    const char *k[KEYS], *next_k[KEYS]; /* of each vector of keys */
+    size_t n_pieces;
+    struct piece piece[CHUNK];
+};
+
 /* ---- scores ---- */
 
-/* Scores of NQ queries against n keys, four keys at a time. */
-INLINE void scores(const int NQ, struct query *query, size_t at, const float *keys, size_t n,
-                   const size_t dk)
+/* Scores of M queries, q element by element, against P vectors of keys. */
+INLINE void scores(const int M, const int P, const enum ember_dtype dtype, const float *q,
+                   const char *const *k, const char *const *next, const size_t stride,
+                   struct query *query, size_t at, const size_t dk)
 {
-    for (size_t j = 0; j < n; j += 4) {
-        const float *k[4];
-        for (size_t i = 0; i < 4; i++)
-            k[i] = keys + (j + i < n ? j + i : j) * dk;
-        vf acc[4][4];
+    const size_t step = stride * kv_size(dtype);
+    vf acc[MANY][WIDE];
+    UNROLL
+    for (int m = 0; m < M; m++)
         UNROLL
-        for (int q = 0; q < NQ; q++)
-            UNROLL
-        for (int i = 0; i < 4; i++)
-            acc[q][i] = v_zero();
-        size_t d = 0;
-        for (; d + VL <= dk; d += VL) {
-            vf kv[4];
-            UNROLL
-            for (int i = 0; i < 4; i++)
-                kv[i] = v_load(k[i] + d);
-            UNROLL
-            for (int q = 0; q < NQ; q++) {
-                vf qv = v_load(query[q].q + d);
-                UNROLL
-                for (int i = 0; i < 4; i++)
-                    acc[q][i] = v_fma(qv, kv[i], acc[q][i]);
-            }
-        }
-        if (d < dk) {
-            UNROLL
-            for (int q = 0; q < NQ; q++) {
-                vf qv = v_load_part(query[q].q + d, dk - d);
-                UNROLL
-                for (int i = 0; i < 4; i++)
-                    acc[q][i] = v_fma(qv, v_load_part(k[i] + d, dk - d), acc[q][i]);
-            }
+    for (int p = 0; p < P; p++)
+        acc[m][p] = v_zero();
+    for (size_t d = 0, i = 0; d < dk; d++, i += step, q += M) {
+        vf kv[WIDE];
+        UNROLL
+        for (int p = 0; p < P; p++) {
+            kv[p] = kv_load(k[p] + i, dtype);
+            __builtin_prefetch(next[p] + i, 0, 2);
         }
         UNROLL
-        for (int q = 0; q < NQ; q++)
-            _mm_storeu_ps(query[q].p + at + j, v_sum4(acc[q][0], acc[q][1], acc[q][2], acc[q][3]));
+        for (int m = 0; m < M; m++) {
+            vf qv = v_set(q[m]);
+            UNROLL
+            for (int p = 0; p < P; p++)
+                acc[m][p] = v_fma(qv, kv[p], acc[m][p]);
+        }
+    }
+    UNROLL
+    for (int m = 0; m < M; m++)
+        UNROLL
+    for (int p = 0; p < P; p++)
+        v_store(query[m].p + at + p * VL, acc[m][p]);
+}
+
+/* Scores of n queries against P vectors of keys. */
+INLINE void wide_scores(const int P, const enum ember_dtype dtype, const float *q,
+                        struct query *query, size_t n, const char *const *k,
+                        const char *const *next, const size_t stride, size_t at, const size_t dk)
+{
+    for (size_t i = 0; i < n; i += MANY, q += MANY * dk, query += MANY)
+        if (block_size(i, n) == MANY)
+            scores(MANY, P, dtype, q, k, next, stride, query, at, dk);
+        else
+            scores(FEW, P, dtype, q, k, next, stride, query, at, dk);
+}
+
+INLINE void all_scores(const enum ember_dtype dtype, const uint64_t *args, const struct room *room,
+                       struct query *query, size_t n, const struct chunk *c)
+{
+    const size_t dk = ATTENTION_DK, page_size = ATTENTION_PAGE, end = (c->to + VL - 1) / VL;
+    for (size_t i = c->from / VL / 2 * 2, some; i < end; i += some) {
+        some = WIDE > 2 && i % WIDE == 0 && i + 2 < end ? WIDE : 2;
+        if (some == 2)
+            wide_scores(2, dtype, room->q, query, n, c->k + i, c->next_k + i, page_size, i * VL,
+                        dk);
+        else
+            wide_scores(WIDE, dtype, room->q, query, n, c->k + i, c->next_k + i, page_size, i * VL,
+                        dk);
     }
 }
 
-INLINE void all_scores(struct query *query, size_t n, size_t at, const float *keys, size_t n_keys,
-                       const size_t dk)
+/* The same where pages are not whole vectors: keys are gathered first. */
+INLINE void loose_scores(const uint64_t *args, const struct kv *kv, struct room *room,
+                         struct query *query, size_t n, const struct chunk *c)
 {
-    size_t q = 0;
-    for (; q + 4 <= n; q += 4)
-        scores(4, query + q, at, keys, n_keys, dk);
-    for (; q + 2 <= n; q += 2)
-        scores(2, query + q, at, keys, n_keys, dk);
-    if (q < n)
-        scores(1, query + q, at, keys, n_keys, dk);
-}
-
-/* p[0..n-1] *= by[0..n-1] */
-INLINE void scale_keys(float *p, const char *by, size_t n)
-{
-    for (size_t i = 0; i < n; i += VL) {
-        size_t left = V_LEFT(i, n);
-        v_put(p + i, v_mul(v_get(p + i, left), v_get((const float *)by + i, left)), left);
+    const size_t dk = ATTENTION_DK, page_size = ATTENTION_PAGE;
+    const char *k[2] = {(const char *)room->loose, (const char *)(room->loose + VL)};
+    for (size_t at = c->from / (2 * VL) * (2 * VL); at < c->to; at += 2 * VL) {
+        for (size_t i = 0; i < 2 * VL; i++) {
+            const size_t key = c->at + at + i;
+            const int unseen = at + i < c->from || at + i >= c->to;
+            const char *page = kv->k + (unseen ? 0
+                                               : (size_t)(uint32_t)kv->pages[key / page_size] *
+                                                     args[ATT_K_PAGE_STRIDE]);
+            for (size_t d = 0; d < dk; d++)
+                room->loose[d * 2 * VL + i] =
+                    unseen ? 0 : kv_at(page, d * page_size + key % page_size, kv->dtype);
+        }
+        wide_scores(2, EMBER_F32, room->q, query, n, k, k, 2 * VL, at, dk);
     }
 }
+
+#define FORM(dtype)                                                                                \
+    OUT_OF_LINE void scores_##dtype(const uint64_t *args, const struct room *room,                 \
+                                    struct query *query, size_t n, const struct chunk *c)          \
+    {                                                                                              \
+        all_scores(EMBER_##dtype, args, room, query, n, c);                                        \
+    }
+FORM(F32)
+FORM(BF16)
+FORM(F16)
+FORM(I8)
+#undef FORM
+
+INLINE void chunk_scores(const uint64_t *args, const struct kv *kv, struct room *room,
+                         struct query *query, size_t n, const struct chunk *c)
+{
+    if (ATTENTION_PAGE % VL)
+        loose_scores(args, kv, room, query, n, c);
+    else if (kv->dtype == EMBER_BF16)
+        scores_BF16(args, room, query, n, c);
+    else if (kv->dtype == EMBER_F16)
+        scores_F16(args, room, query, n, c);
+    else if (kv->dtype == EMBER_I8)
+        scores_I8(args, room, query, n, c);
+    else
+        scores_F32(args, room, query, n, c);
+}
+
 /* ---- softmax ---- */
 
-/* Scores of keys chunk .. chunk + CHUNK - 1 to exponentials; returns what the sums so far are to be
- * multiplied with. Keys unseen get 0. */
-INLINE float softmax(struct query *query, size_t chunk, const struct kv *kv)
+/* Scores of the chunk to exponentials; returns what the sums so far are to be multiplied with. Keys
+ * unseen get 0. */
+INLINE float softmax(struct query *query, float *total, const struct chunk *c,
+                     const struct room *room, const struct kv *kv)
 {
-    const float lowest = -__builtin_inff();
-    vf s[CHUNK / VL], most = v_set(lowest);
-    for (size_t i = 0; chunk + i < query->first; i++)
-        query->p[i] = lowest;
-    for (size_t i = query->end > chunk ? query->end - chunk : 0; i < CHUNK; i++)
-        query->p[i] = lowest;
+    static const float lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const int whole = query->first <= c->at && query->end >= c->at + CHUNK;
+    const vf lowest = v_set(-__builtin_inff()), lane = v_load(lanes);
+    const float first = query->first > c->at ? (float)(query->first - c->at) : 0;
+    const float end = whole ? CHUNK : (float)(query->end - c->at);
+    vf s[KEYS], most = lowest;
     UNROLL
-    for (int i = 0; i < CHUNK / VL; i++) {
-        vf raw = v_load(query->p + i * VL);
-        s[i] = v_mul(raw, v_set(kv->scale));
+    for (int i = 0; i < KEYS; i++) {
+        s[i] = v_load(query->p + i * VL);
+        if (kv->dtype == EMBER_I8)
+            s[i] = v_mul(s[i], v_load(room->k_scale + i * VL));
         if (kv->softcap > 0)
             s[i] = v_softcap(s[i], kv->softcap);
-        s[i] =
-            v_select_lt(raw, v_set(LOWEST), v_set(lowest), s[i]); /* a scale may be 0 or negative */
+        if (!whole) {
+            vf key = v_add(lane, v_set((float)(i * VL)));
+            s[i] =
+                v_select_lt(key, v_set(first), lowest, v_select_lt(key, v_set(end), s[i], lowest));
+        }
         most = v_max(most, s[i]);
     }
     float top = v_reduce_max(most);
     top = top > query->top ? top : query->top;
-    float keep = top == query->top ? 1.0f : exp_one(query->top - top);
+    float keep = top == query->top ? 1.0f : v_first(exp_below(v_set(query->top - top)));
     vf sum = v_zero();
     UNROLL
-    for (int i = 0; i < CHUNK / VL; i++) {
-        vf p = v_exp(v_sub(s[i], v_set(top)));
-        v_store(query->p + i * VL, p);
+    for (int i = 0; i < KEYS; i++) {
+        vf p = exp_below(v_sub(s[i], v_set(top)));
         sum = v_add(sum, p);
+        if (kv->dtype == EMBER_I8)
+            p = v_mul(p, v_load(room->v_scale + i * VL));
+        v_store(query->p + i * VL, p);
     }
-    query->total = query->total * keep + v_sum(sum);
+    v_store(total, v_fma(v_load(total), v_set(keep), sum));
     query->top = top;
     return keep;
 }
 
 /* ---- values ---- */
 
-/* Values from .. to - 1 of a step that a query sees. */
+/* A query that values are added for: its exponentials, its sum, what that is multiplied with. */
+struct adding {
+    const float *p;
+    float *sum, keep;
+};
+
+/* sum = keep * sum + sum of p_j v_j, of keys from .. to - 1, for M queries and T vectors of columns
+ * from d on. */
+INLINE void columns(const int M, const int T, const enum ember_dtype dtype,
+                    const struct adding *query, const struct chunk *c, size_t from, size_t to,
+                    size_t d, size_t left, const size_t dv)
+{
+    const size_t size = kv_size(dtype);
+    const float *weight[MANY];
+    vf acc[MANY][WIDE];
+    UNROLL
+    for (int m = 0; m < M; m++) {
+        weight[m] = query[m].p;
+        UNROLL
+        for (int t = 0; t < T; t++)
+            acc[m][t] = v_mul(v_set(query[m].keep), v_get(query[m].sum + d + t * VL, left));
+    }
+    for (const struct piece *piece = c->piece; piece < c->piece + c->n_pieces; piece++) {
+        const size_t first = piece->first > from ? piece->first : from,
+                     end = piece->end < to ? piece->end : to;
+        const size_t skip = ((first - piece->first) * dv + d) * size;
+        const char *v = piece->v + skip, *next = piece->next + skip;
+        for (size_t j = first; j < end; j++, v += dv * size, next += dv * size) {
+            vf values[WIDE];
+            UNROLL
+            for (int t = 0; t < T; t++) {
+                values[t] = kv_get(v + (size_t)t * VL * size, dtype, left);
+                if (t * VL * size % 64 == 0)
+                    __builtin_prefetch(next + (size_t)t * VL * size, 0, 2);
+            }
+            UNROLL
+            for (int m = 0; m < M; m++) {
+                vf p = v_set(weight[m][j]);
+                UNROLL
+                for (int t = 0; t < T; t++)
+                    acc[m][t] = v_fma(p, values[t], acc[m][t]);
+            }
+        }
+    }
+    UNROLL
+    for (int m = 0; m < M; m++)
+        UNROLL
+    for (int t = 0; t < T; t++)
+        v_put(query[m].sum + d + t * VL, acc[m][t], left);
+}
+
+/* Keys from .. to - 1 for M queries, which see all of them. */
+INLINE void some_values(const int M, const enum ember_dtype dtype, const uint64_t *args,
+                        const struct adding *query, const struct chunk *c, size_t from, size_t to)
+{
+    const size_t dv = ATTENTION_DV;
+    size_t d = 0;
+    for (; d + WIDE * VL <= dv; d += WIDE * VL)
+        columns(M, WIDE, dtype, query, c, from, to, d, VL, dv);
+    for (; d < dv; d += VL)
+        columns(M, 1, dtype, query, c, from, to, d, V_LEFT(d, dv), dv);
+}
+#define FORM(dtype)                                                                                \
+    OUT_OF_LINE void values_##dtype(const uint64_t *args, int many, const struct adding *query,    \
+                                    const struct chunk *c, size_t from, size_t to)                 \
+    {                                                                                              \
+        if (many)                                                                                  \
+            some_values(MANY, EMBER_##dtype, args, query, c, from, to);                            \
+        else                                                                                       \
+            some_values(FEW, EMBER_##dtype, args, query, c, from, to);                             \
+    }
+FORM(F32)
+FORM(BF16)
+FORM(F16)
+FORM(I8)
+#undef FORM
+
+INLINE void values(const uint64_t *args, enum ember_dtype dtype, size_t n,
+                   const struct adding *query, const struct chunk *c, size_t from, size_t to)
+{
+    if (dtype == EMBER_BF16)
+        values_BF16(args, n == MANY, query, c, from, to);
+    else if (dtype == EMBER_F16)
+        values_F16(args, n == MANY, query, c, from, to);
+    else if (dtype == EMBER_I8)
+        values_I8(args, n == MANY, query, c, from, to);
+    else
+        values_F32(args, n == MANY, query, c, from, to);
+}
+
+/* Keys of a chunk that a query sees. */
 struct seen {
     size_t from, to;
 };
-INLINE struct seen step_seen(const struct query *query, const struct step *s)
+INLINE struct seen chunk_seen(const struct query *query, const struct chunk *c)
 {
-    size_t from = query->first > s->key ? query->first - s->key : 0,
-           to = query->end > s->key ? query->end - s->key : 0;
-    return (struct seen){from, to < s->n ? to : s->n};
+    size_t from = query->first > c->at ? query->first - c->at : 0,
+           to = query->end > c->at ? query->end - c->at : 0;
+    return (struct seen){from, to < CHUNK ? to : CHUNK};
 }
 
-/* sum = keep * sum + sum of p_j v_j over the values seen, for NQ queries that see the same ones. */
-INLINE void accumulate(const int NQ, const struct query *query, size_t at, const float *values,
-                       struct seen seen, const float *keep, const size_t dv)
+/* The values of a chunk for a block of n queries, filled up to `some`: those that all see for all
+ * together, in front of them and behind them each by itself. */
+INLINE void block_values(const uint64_t *args, enum ember_dtype dtype, struct room *room,
+                         struct query *query, size_t n, size_t some, const struct chunk *c,
+                         const float *keep)
 {
-    size_t d = 0;
-    for (; d + 4 * VL <= dv; d += 4 * VL) {
-        vf acc[4][4];
-        UNROLL
-        for (int q = 0; q < NQ; q++)
-            UNROLL
-        for (int i = 0; i < 4; i++)
-            acc[q][i] = v_mul(v_set(keep[q]), v_load(query[q].sum + d + i * VL));
-        for (size_t j = seen.from; j < seen.to; j++) {
-            const float *v = values + j * dv + d;
-            vf p[4];
-            UNROLL
-            for (int q = 0; q < NQ; q++)
-                p[q] = v_set(query[q].p[at + j]);
-            UNROLL
-            for (int i = 0; i < 4; i++) {
-                vf vv = v_load(v + i * VL);
-                UNROLL
-                for (int q = 0; q < NQ; q++)
-                    acc[q][i] = v_fma(p[q], vv, acc[q][i]);
-            }
-        }
-        UNROLL
-        for (int q = 0; q < NQ; q++)
-            UNROLL
-        for (int i = 0; i < 4; i++)
-            v_store(query[q].sum + d + i * VL, acc[q][i]);
-    }
-    for (; d < dv; d += VL) {
-        size_t left = V_LEFT(d, dv);
-        for (int q = 0; q < NQ; q++) {
-            vf acc = v_mul(v_set(keep[q]), v_get(query[q].sum + d, left));
-            for (size_t j = seen.from; j < seen.to; j++)
-                acc = v_fma(v_set(query[q].p[at + j]), v_get(values + j * dv + d, left), acc);
-            v_put(query[q].sum + d, acc, left);
-        }
-    }
-}
-
-/* One step's values for n queries, as many at a time as see the same ones. */
-INLINE void all_values(struct query *query, size_t n, const struct step *s, size_t at,
-                       const float *values, float *keep, const size_t dv)
-{
-    for (size_t q = 0, some; q < n; q += some) {
-        struct seen seen = step_seen(query + q, s);
-        for (some = 1; some < 4 && q + some < n; some++) {
-            struct seen other = step_seen(query + q + some, s);
-            if (other.from != seen.from || other.to != seen.to)
-                break;
-        }
-        some = some == 3 ? 2 : some;
-        if (seen.from >= seen.to)
+    const struct adding none = {room->no_p, room->no_sum, 0};
+    struct adding adding[MANY];
+    struct seen seen[MANY], all = {0, CHUNK};
+    for (size_t i = 0; i < some; i++) {
+        if (i >= n) {
+            adding[i] = none;
             continue;
-        if (some == 4)
-            accumulate(4, query + q, at, values, seen, keep + q, dv);
-        else if (some == 2)
-            accumulate(2, query + q, at, values, seen, keep + q, dv);
-        else
-            accumulate(1, query + q, at, values, seen, keep + q, dv);
-        for (size_t i = 0; i < some; i++)
-            keep[q + i] = 1;
+        }
+        seen[i] = chunk_seen(query + i, c);
+        adding[i] = (struct adding){query[i].p, query[i].sum, keep[i]};
+        all.from = seen[i].from > all.from ? seen[i].from : all.from;
+        all.to = seen[i].to < all.to ? seen[i].to : all.to;
+    }
+    all.to = all.to > all.from ? all.to : all.from;
+    for (int behind = 0; behind < 2; behind++) {
+        for (size_t i = 0; i < n; i++) {
+            size_t from = behind && seen[i].from < all.to ? all.to : seen[i].from,
+                   to = !behind && seen[i].to > all.from ? all.from : seen[i].to;
+            const struct adding one[FEW] = {adding[i], none};
+            if (from >= to)
+                continue;
+            values(args, dtype, FEW, one, c, from, to);
+            adding[i].keep = 1;
+        }
+        if (behind || all.from == all.to)
+            continue;
+        values(args, dtype, some, adding, c, all.from, all.to);
+        for (size_t i = 0; i < n; i++)
+            adding[i].keep = 1;
     }
 }
+
 /* ---- parts ---- */
 
-/* One chunk, of which some query sees the keys from .. to - 1. */
-INLINE void run_chunk(const uint64_t *args, const struct kv *kv, struct room *room,
-                      struct query *query, size_t n, size_t chunk, size_t from, size_t to)
+/*
+ * The chunk from key `at` on, of which some query sees the keys from .. to - 1. What is fetched
+ * meanwhile: what is a chunk further, where there are keys before `end`; else V while K is used,
+ * and the next head's K, which is behind this one's, while V is.
+ */
+INLINE void chunk_start(const uint64_t *args, const struct kv *kv, struct room *room,
+                        struct chunk *c, size_t at, size_t from, size_t to, size_t end)
 {
     const size_t dk = ATTENTION_DK, dv = ATTENTION_DV, page_size = ATTENTION_PAGE;
     const size_t size = kv_size(kv->dtype);
+    c->at = at;
+    c->from = from - at;
+    c->to = to - at;
+    c->n_pieces = 0;
+    for (size_t key = from, some; key < to; key += some) {
+        const size_t slot = key % page_size, left = page_size - slot, next = key + CHUNK;
+        const size_t page = (size_t)(uint32_t)kv->pages[key / page_size];
+        const char *k = kv->k + page * args[ATT_K_PAGE_STRIDE],
+                   *v = kv->v + page * args[ATT_V_PAGE_STRIDE];
+        const char *next_k = v, *next_v = k + page_size * dk * size;
+        some = left < to - key ? left : to - key;
+        if (next < end) {
+            const size_t there = (size_t)(uint32_t)kv->pages[next / page_size];
+            next_k = kv->k + there * args[ATT_K_PAGE_STRIDE];
+            next_v = kv->v + there * args[ATT_V_PAGE_STRIDE];
+        }
+        c->piece[c->n_pieces++] = (struct piece){v + slot * dv * size, next_v + slot * dv * size,
+                                                 key - at, key - at + some};
+        for (size_t i = key / VL * VL; page_size % VL == 0 && i < key + some; i += VL) {
+            c->k[(i - at) / VL] = k + i % page_size * size;
+            c->next_k[(i - at) / VL] = next_k + i % page_size * size;
+        }
+        for (size_t i = 0; kv->dtype == EMBER_I8 && i < some; i++) {
+            room->k_scale[key - at + i] = ((const float *)(k + kv->k_scales))[slot + i];
+            room->v_scale[key - at + i] = ((const float *)(v + kv->v_scales))[slot + i];
+        }
+    }
+    if (page_size % VL)
+        return;
+    /* Vectors beside them meet queries too, in pairs or more: any that there is will do. */
+    const size_t first = c->from / VL, last = (c->to - 1) / VL;
+    for (size_t i = 0; i < KEYS; i++)
+        if (i < first || i > last) {
+            c->k[i] = c->k[i < first ? first : last];
+            c->next_k[i] = c->next_k[i < first ? first : last];
+        }
+}
+
+/* One chunk of n queries. */
+INLINE void run_chunk(const uint64_t *args, const struct kv *kv, struct room *room,
+                      struct query *query, size_t n, const struct chunk *c)
+{
     float keep[QUERIES];
-    struct step s;
-    for (size_t key = from; key < to; key += s.n) {
-        s = step_at(key, to, page_size);
-        const char *k = kv->k + (size_t)(uint32_t)kv->pages[s.page] * args[ATT_K_PAGE_STRIDE];
-        if (n <= FETCH_QUERIES && query[n - 1].end > key + CHUNK) {
-            struct step next = step_at(key + CHUNK, query[n - 1].end, page_size);
-            fetch(kv->k + (size_t)(uint32_t)kv->pages[next.page] * args[ATT_K_PAGE_STRIDE] +
-                      next.slot * dk * size,
-                  next.n * dk * size);
-        }
-        const float *keys = kv_widen(k + s.slot * dk * size, kv->dtype, s.n * dk, room->wide);
-        all_scores(query, n, key - chunk, keys, s.n, dk);
-        for (size_t q = 0; kv->dtype == EMBER_I8 && q < n; q++)
-            scale_keys(query[q].p + (key - chunk), k + kv->k_scales + 4 * s.slot, s.n);
-    }
+    chunk_scores(args, kv, room, query, n, c);
     for (size_t q = 0; q < n; q++)
-        if (overlaps(query + q, from, to))
-            keep[q] = softmax(query + q, chunk, kv);
-    for (size_t key = from; key < to; key += s.n) {
-        s = step_at(key, to, page_size);
-        const char *v = kv->v + (size_t)(uint32_t)kv->pages[s.page] * args[ATT_V_PAGE_STRIDE];
-        if (n <= FETCH_QUERIES && query[n - 1].end > key + CHUNK) {
-            struct step next = step_at(key + CHUNK, query[n - 1].end, page_size);
-            fetch(kv->v + (size_t)(uint32_t)kv->pages[next.page] * args[ATT_V_PAGE_STRIDE] +
-                      next.slot * dv * size,
-                  next.n * dv * size);
-        }
-        const float *values = kv_widen(v + s.slot * dv * size, kv->dtype, s.n * dv, room->wide);
-        for (size_t q = 0; kv->dtype == EMBER_I8 && q < n; q++)
-            scale_keys(query[q].p + (key - chunk), v + kv->v_scales + 4 * s.slot, s.n);
-        all_values(query, n, &s, key - chunk, values, keep, dv);
-    }
+        if (overlaps(query + q, c->at + c->from, c->at + c->to))
+            keep[q] = softmax(query + q, room->total[q], c, room, kv);
+    for (size_t i = 0; i < n; i += MANY)
+        block_values(args, kv->dtype, room, query + i, n - i < MANY ? n - i : MANY,
+                     block_size(i, n), c, keep + i);
 }
 
 /* Keys from .. to - 1 for n queries of one sequence, rows ascending: top, total and sum of each. */
-INLINE void run_part(const uint64_t *args, const struct kv *kv, struct room *room,
-                     struct query *query, size_t n, size_t from, size_t to)
+OUT_OF_LINE void run_part(const uint64_t *args, const struct kv *kv, struct room *room,
+                          struct query *query, size_t n, size_t from, size_t to)
 {
     const size_t dv = ATTENTION_DV;
     size_t first = query[0].first > from ? query[0].first : from,
            end = query[n - 1].end < to ? query[n - 1].end : to;
+    struct chunk c;
     for (size_t q = 0; q < n; q++) {
         query[q].top = LOWEST;
-        query[q].total = 0;
+        v_store(room->total[q], v_zero());
         for (size_t d = 0; d < dv; d += VL)
             v_put(query[q].sum + d, v_zero(), V_LEFT(d, dv));
     }
-    for (size_t chunk = first / CHUNK * CHUNK; chunk < end; chunk += CHUNK)
-        run_chunk(args, kv, room, query, n, chunk, chunk > first ? chunk : first,
-                  chunk + CHUNK < end ? chunk + CHUNK : end);
+    for (size_t at = first / CHUNK * CHUNK; at < end; at += CHUNK) {
+        chunk_start(args, kv, room, &c, at, at > first ? at : first,
+                    at + CHUNK < end ? at + CHUNK : end, query[n - 1].end);
+        run_chunk(args, kv, room, query, n, &c);
+    }
+    for (size_t q = 0; q < n; q++)
+        query[q].total = v_sum(v_load(room->total[q]));
 }
 
 #include "kernels/cpu/ops/attention_rows.h"

@@ -66,6 +66,27 @@ struct kv {
     float scale, softcap;
 };
 
+/* e^x of x <= 0 to 2^-22 of it; 0 where that is no normal number, NaN for NaN. */
+INLINE vf exp_below(vf x)
+{
+#if VL == 16
+    vf y = v_max(v_set(-110.0f), x); /* 2^-158 is 0 */
+    vf n = _mm512_roundscale_ps(v_mul(y, v_set(1.44269504f)), 8);
+    vf r = v_fma(n, v_set(-0.693359375f), y);
+    r = v_fma(n, v_set(2.12194440e-4f), r);
+    vf p = v_set(1.0f / 720);
+    p = v_fma(p, r, v_set(1.0f / 120));
+    p = v_fma(p, r, v_set(1.0f / 24));
+    p = v_fma(p, r, v_set(1.0f / 6));
+    p = v_fma(p, r, v_set(0.5f));
+    p = v_fma(p, r, v_set(1.0f));
+    p = v_fma(p, r, v_set(1.0f));
+    return _mm512_scalef_ps(p, n);
+#else
+    return v_exp(x);
+#endif
+}
+
 INLINE float exp_one(float x)
 {
     return v_first(v_exp(v_set(x)));

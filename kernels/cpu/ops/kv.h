@@ -3,6 +3,10 @@
  * Keys and values in the forms that a KV page keeps them in (ember/op.h): float32 to them and back.
  * Widening is exact for all but int8, whose scale the users apply themselves: to a key's score, and
  * to a value's weight.
+ *
+ * How a head's elements stand in its block of a page: V as in ember/op.h, [page_size, dv]; K
+ * transposed, [dk, page_size], so that a vector holds one element of many keys. Or both in tiles
+ * (below). Scales of int8 stand as in ember/op.h.
  */
 #ifndef EMBER_KERNELS_CPU_KV_H
 #define EMBER_KERNELS_CPU_KV_H
@@ -35,28 +39,29 @@ INLINE vf v_load_i8(const int8_t *p)
 #endif
 }
 
-/* n elements as float32: `from` itself, or `to` filled. */
-INLINE const float *kv_widen(const char *from, enum ember_dtype dtype, size_t n, float *to)
+/* VL elements as float32. */
+INLINE vf kv_load(const char *p, const enum ember_dtype dtype)
 {
-    size_t i = 0;
-    switch (dtype) {
-    case EMBER_BF16:
-        for (; i < n; i += VL)
-            v_put(to + i, v_get_w(from, i, EMBER_BF16, V_LEFT(i, n)), V_LEFT(i, n));
-        return to;
-    case EMBER_F16:
-        for (; i < n; i += VL)
-            v_put(to + i, v_get_w(from, i, EMBER_F16, V_LEFT(i, n)), V_LEFT(i, n));
-        return to;
-    case EMBER_I8:
-        for (; i + VL <= n; i += VL)
-            v_store(to + i, v_load_i8((const int8_t *)from + i));
-        for (; i < n; i++)
-            to[i] = (float)(int)((const int8_t *)from)[i];
-        return to;
-    default:
-        return (const float *)from;
-    }
+    return dtype == EMBER_I8 ? v_load_i8((const int8_t *)p) : v_load_w(p, 0, dtype);
+}
+
+/* Element i as float32. */
+INLINE float kv_at(const char *p, size_t i, enum ember_dtype dtype)
+{
+    return dtype == EMBER_I8 ? (float)((const int8_t *)p)[i] : w_at(p, i, dtype);
+}
+
+/* n <= VL elements as float32, then zeros. */
+INLINE vf kv_get(const char *p, const enum ember_dtype dtype, size_t n)
+{
+    float wide[VL] = {0};
+    if (n >= VL)
+        return kv_load(p, dtype);
+    if (dtype != EMBER_I8)
+        return v_load_w_part(p, 0, dtype, n);
+    for (size_t i = 0; i < n; i++)
+        wide[i] = kv_at(p, i, dtype);
+    return v_load(wide);
 }
 
 INLINE uint32_t kv_bits(float x)
@@ -135,6 +140,21 @@ INLINE void kv_narrow(const float *from, enum ember_dtype dtype, size_t n, char 
         for (size_t i = 0; i < n; i += VL)
             v_put((float *)out + i, v_get(from + i, V_LEFT(i, n)), V_LEFT(i, n));
     }
+}
+
+/* A key, narrowed, to its place in a head's block: an element for each page_size. */
+INLINE void kv_key_column(char *out, enum ember_dtype dtype, const char *key, size_t dk,
+                          size_t page_size)
+{
+    if (kv_size(dtype) == 4)
+        for (size_t d = 0; d < dk; d++)
+            ((uint32_t *)out)[d * page_size] = ((const uint32_t *)key)[d];
+    else if (kv_size(dtype) == 2)
+        for (size_t d = 0; d < dk; d++)
+            ((uint16_t *)out)[d * page_size] = ((const uint16_t *)key)[d];
+    else
+        for (size_t d = 0; d < dk; d++)
+            out[d * page_size] = key[d];
 }
 
 /*

@@ -199,65 +199,97 @@ INLINE struct side split_side(const uint64_t *args, size_t w, size_t w_dtype, co
     return side;
 }
 
-/* Row `at` of the n of a K or V block. */
-INLINE void kv_store(const uint64_t *args, char *block, size_t n, size_t at, const float *x,
-                     size_t d)
-{
-    enum ember_dtype dtype = (enum ember_dtype)args[SPL_KV_DTYPE];
-    float *scales = (float *)(block + kv_scales_at(n * d));
-    kv_narrow(x, dtype, d, block + at * d * kv_size(dtype), scales + at);
-}
-
 /* K and V of token `slot` of a page, head `head`. */
 INLINE void kv_keep(const uint64_t *args, char *k_page, char *v_page, size_t head, size_t slot,
                     const float *k, const float *v)
 {
     const size_t dk = SPLIT_DK, dv = SPLIT_DV, page_size = args[SPL_PAGE_SIZE];
     const size_t rows = args[SPL_KV_HEADS] * page_size, at = head * page_size + slot;
+    const enum ember_dtype dtype = (enum ember_dtype)args[SPL_KV_DTYPE];
+    char key[ATTENTION_DIM_MAX * sizeof(float)];
 #if VL == 16
     if (args[SPL_KV_TILES]) {
-        const int terms = args[SPL_KV_DTYPE] == EMBER_F32 ? 2 : 1;
+        const int terms = dtype == EMBER_F32 ? 2 : 1;
         kv_key_tiles(k_page + head * page_size * dk * 2 * (size_t)terms, terms, slot, k, dk);
         kv_value_tiles(v_page + head * page_size * dv * 2 * (size_t)terms, terms, slot, v, dv);
         return;
     }
 #endif
-    kv_store(args, k_page, rows, at, k, dk);
-    kv_store(args, v_page, rows, at, v, dv);
+    kv_narrow(k, dtype, dk, key, (float *)(k_page + kv_scales_at(rows * dk)) + at);
+    kv_key_column(k_page + (head * page_size * dk + slot) * kv_size(dtype), dtype, key, dk,
+                  page_size);
+    kv_narrow(v, dtype, dv, v_page + at * dv * kv_size(dtype),
+              (float *)(v_page + kv_scales_at(rows * dv)) + at);
 }
 
-INLINE void split_row(const uint64_t *args, size_t r)
+/* What the heads of a row share. */
+struct split {
+    const float *q, *k, *v, *rope;
+    float *q_out;
+    size_t page, slot;
+    struct side q_side, k_side;
+};
+
+INLINE struct split split_start(const uint64_t *args, size_t r)
 {
-    const size_t dk = SPLIT_DK, dv = SPLIT_DV, q_heads = args[SPL_Q_HEADS],
-                 kv_heads = args[SPL_KV_HEADS];
-    const size_t page_size = args[SPL_PAGE_SIZE];
+    const size_t dk = SPLIT_DK, q_heads = args[SPL_Q_HEADS], kv_heads = args[SPL_KV_HEADS];
     const float *q = (const float *)(arg_pointer(args[SPL_QKV]) + r * args[SPL_QKV_STRIDE]);
-    const float *k = q + q_heads * dk, *v = k + kv_heads * dk;
-    float *q_out = (float *)(arg_pointer(args[SPL_Q]) + r * args[SPL_Q_STRIDE]);
+    const float *k = q + q_heads * dk;
     const uint32_t kv_slot = ((const uint32_t *)arg_pointer(args[SPL_KV_SLOT]))[r];
-    const size_t page = kv_slot / page_size, slot = kv_slot % page_size;
-    char *k_out = arg_pointer(args[SPL_K]) + page * args[SPL_K_PAGE_STRIDE];
-    char *v_out = arg_pointer(args[SPL_V]) + page * args[SPL_V_PAGE_STRIDE];
-    const float *rope = NULL;
-    if (args[SPL_ROPE] && args[SPL_ROTARY])
-        rope = (const float *)(arg_pointer(args[SPL_ROPE]) + r * args[SPL_ROPE_STRIDE]);
-    struct side q_side = split_side(args, SPL_Q_NORM, SPL_Q_NORM_DTYPE, q, q_heads * dk);
-    struct side k_side = split_side(args, SPL_K_NORM, SPL_K_NORM_DTYPE, k, kv_heads * dk);
-    for (size_t h = 0; h < q_heads; h++)
-        split_head(args, &q_side, h, q + h * dk, q_out + h * dk, rope);
-    vf v_scale = v_set(arg_float(args[SPL_V_SCALE]));
-    for (size_t h = 0; h < kv_heads; h++) {
-        float key[ATTENTION_DIM_MAX], value[ATTENTION_DIM_MAX];
-        split_head(args, &k_side, h, k + h * dk, key, rope);
-        for (size_t i = 0; i < dv; i += VL)
-            v_put(value + i, v_mul(v_scale, v_get(v + h * dv + i, V_LEFT(i, dv))), V_LEFT(i, dv));
-        kv_keep(args, k_out, v_out, h, slot, key, value);
-    }
+    return (struct split){
+        .q = q,
+        .k = k,
+        .v = k + kv_heads * dk,
+        .rope = args[SPL_ROPE] && args[SPL_ROTARY]
+                    ? (const float *)(arg_pointer(args[SPL_ROPE]) + r * args[SPL_ROPE_STRIDE])
+                    : NULL,
+        .q_out = (float *)(arg_pointer(args[SPL_Q]) + r * args[SPL_Q_STRIDE]),
+        .page = kv_slot / args[SPL_PAGE_SIZE],
+        .slot = kv_slot % args[SPL_PAGE_SIZE],
+        .q_side = split_side(args, SPL_Q_NORM, SPL_Q_NORM_DTYPE, q, q_heads * dk),
+        .k_side = split_side(args, SPL_K_NORM, SPL_K_NORM_DTYPE, k, kv_heads * dk)};
 }
 
+INLINE void split_kv_head(const uint64_t *args, const struct split *s, size_t h)
+{
+    const size_t dk = SPLIT_DK, dv = SPLIT_DV;
+    const vf v_scale = v_set(arg_float(args[SPL_V_SCALE]));
+    float key[ATTENTION_DIM_MAX], value[ATTENTION_DIM_MAX];
+    split_head(args, &s->k_side, h, s->k + h * dk, key, s->rope);
+    for (size_t i = 0; i < dv; i += VL)
+        v_put(value + i, v_mul(v_scale, v_get(s->v + h * dv + i, V_LEFT(i, dv))), V_LEFT(i, dv));
+    kv_keep(args, arg_pointer(args[SPL_K]) + s->page * args[SPL_K_PAGE_STRIDE],
+            arg_pointer(args[SPL_V]) + s->page * args[SPL_V_PAGE_STRIDE], h, s->slot, key, value);
+}
+
+/* Whether row r goes to the page of the row before it. */
+INLINE int split_follows(const uint64_t *args, size_t r)
+{
+    const uint32_t *slot = (const uint32_t *)arg_pointer(args[SPL_KV_SLOT]);
+    return r && slot[r] / args[SPL_PAGE_SIZE] == slot[r - 1] / args[SPL_PAGE_SIZE];
+}
+
+/* Rows that follow one another in a page share lines of K: one block does them all, the one that
+ * the first belongs to, and a head of up to RUN of them before the next head. */
+#define RUN 16
 KERNEL(split_norm_rope)
 {
-    struct range range = block_range(arg_rows(args), block, n_blocks);
-    for (size_t r = range.first; r < range.end; r++)
-        split_row(args, r);
+    const size_t rows = arg_rows(args), q_heads = args[SPL_Q_HEADS], dk = SPLIT_DK;
+    struct range range = block_range(rows, block, n_blocks);
+    struct split split[RUN];
+    while (range.first < range.end && split_follows(args, range.first))
+        range.first++;
+    while (range.first < range.end && range.end < rows && split_follows(args, range.end))
+        range.end++;
+    for (size_t r = range.first, n; r < range.end; r += n) {
+        for (n = 0; n < RUN && r + n < range.end && (!n || split_follows(args, r + n)); n++) {
+            split[n] = split_start(args, r + n);
+            for (size_t h = 0; h < q_heads; h++)
+                split_head(args, &split[n].q_side, h, split[n].q + h * dk, split[n].q_out + h * dk,
+                           split[n].rope);
+        }
+        for (size_t h = 0; h < args[SPL_KV_HEADS]; h++)
+            for (size_t i = 0; i < n; i++)
+                split_kv_head(args, &split[i], h);
+    }
 }
