@@ -18,6 +18,7 @@ struct digest {
     uint8_t bytes[16]; /* canonical (big-endian) form of XXH3_128bits */
 };
 
+/* The digest of len bytes. */
 struct digest digest_of(const void *data, size_t len);
 /* The checksum of stored values: XXH3_64bits. */
 uint64_t checksum_of(const void *data, size_t len);

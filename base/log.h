@@ -25,6 +25,8 @@ void log_stamp(bool on);
 /* Writes a line (without its end) of another process in this one's form. */
 void log_pass(const char *text, size_t len);
 
+/* One line: `message`, a few constant words, then `fields`, key=value as printf has it; use the
+ * macros. */
 void log_write(enum log_level level, const char *message, const char *fields, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -51,8 +51,8 @@ struct verb {
     const char *summary; /* one line, lower case, no full stop */
     const char *about;   /* what --help says beyond that: plain paragraphs, may be NULL */
     const struct verb_option *options;
-    const char
-        *examples; /* lines "arguments\twhat it does\n"; the program's name is put in front */
+    /* Lines "arguments\twhat it does\n"; the program's name is put in front. */
+    const char *examples;
     int (*run)(const struct verb_call *call); /* returns the exit code */
 };
 

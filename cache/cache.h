@@ -66,8 +66,8 @@ struct cache_options {
     uint64_t limit;   /* bytes the map may grow to; 0: 1 GiB. Oldest entries leave at 7/8 of it */
     uint64_t initial; /* bytes mapped at first; 0: 64 MiB. Doubles when full */
     bool read_only;   /* never creates, stores, evicts or quarantines anything */
-    int64_t
-        use_ms; /* last use is noted when the note is older than this; 0: an hour, < 0: always */
+    /* Last use is noted when the note is older than this; 0: an hour, < 0: always. */
+    int64_t use_ms;
 };
 
 enum cache_warning {
@@ -166,8 +166,8 @@ struct cache_build {
     /* Appends the value to *out; 0, or a negative errno with *err set: nothing is stored then. */
     int (*build)(void *ctx, struct buffer *out, struct error *err);
     void *ctx;
-    int64_t
-        timeout_ms; /* bound on waiting for another builder (not on building); <= 0: do not wait */
+    /* Bound on waiting for another builder (not on building); <= 0: do not wait. */
+    int64_t timeout_ms;
     int (*wait)(void *ctx, const struct cache_wait *wait); /* may be NULL; nonzero: give up */
     void *wait_ctx;
 };
@@ -276,6 +276,7 @@ struct cache_stats {
     uint64_t map_bytes, map_limit, file_bytes;
     uint64_t quarantined, quarantined_bytes;
 };
+/* Counters of this process since it opened the cache; sizes of the store now. */
 int cache_stats(struct cache *cache, struct cache_stats *ret, struct error *err);
 
 /* ---- Bundles: cache contents as one stream ---- */

@@ -11,6 +11,7 @@
 struct flights; /* of one cache */
 struct flight;
 
+/* lock_fd: of the file `lock` in dir, borrowed. NULL when memory is short. */
 struct flights *flights_new(const char *dir, int lock_fd);
 void flights_free(struct flights *flights);
 

@@ -42,6 +42,7 @@ struct lab_options {
  * it. The caller frees it; NULL: nowhere. */
 char *lab_program(const char *name);
 
+/* An empty lab; nothing runs yet. The caller ends it with lab_free. */
 int lab_new(struct lab *lab, struct error *err);
 /* Starts emberd and waits for READY=1. with_store hands the stored descriptors over as systemd
  * does. */

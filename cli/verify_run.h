@@ -35,9 +35,9 @@ struct verify_result {
     double logits_error,
         cosine; /* golden; text: worst difference of a best token's log-probability */
     uint32_t n_hidden;
-    double
-        hidden_error[VERIFY_LAYERS_MAX]; /* hidden.i: worst absolute error over the largest value */
-    int first_bad_hidden;                /* -1: none */
+    /* Hidden.i: worst absolute error over the largest value. */
+    double hidden_error[VERIFY_LAYERS_MAX];
+    int first_bad_hidden; /* -1: none */
     uint32_t greedy,
         greedy_equal; /* tokens that were to come, and how many came before a difference */
     uint32_t greedy_want, greedy_got; /* the first that differs */

@@ -53,8 +53,8 @@ struct engine_options {
     int filling;
     enum kv_kind kv;   /* what K and V are kept in */
     uint64_t kv_bytes; /* KV memory; 0: engine_kv_default */
-    uint32_t
-        tap_tokens; /* > 0: also a bucket of that many tokens with all logits and hidden states */
+    /* > 0: also a bucket of that many tokens with all logits and hidden states. */
+    uint32_t tap_tokens;
 };
 
 /* Artefacts that the cache did not have, by the cause; `why` is that of the first. */
@@ -101,8 +101,8 @@ struct engine_step {
 
 /* Valid until the next call on the engine. */
 struct engine_result {
-    uint32_t
-        n_rows; /* rows with logits: sequences with `sample`, in order; every token with taps */
+    /* Rows with logits: sequences with `sample`, in order; every token with taps. */
+    uint32_t n_rows;
     const int32_t *greedy; /* [n_rows] argmax */
     const float *logits;   /* [n_rows, vocab] when asked for, else NULL */
     const float *hidden;   /* [n_layers + 1, tap_tokens, hidden_size] with taps, else NULL */
@@ -118,6 +118,7 @@ int engine_open(const struct engine_options *options, struct engine **ret, struc
 void engine_free(struct engine *engine);
 DEFINE_CLEANUP(struct engine *, engine_free)
 
+/* What its start took so far; buckets that are adopted later add to it. */
 const struct engine_start *engine_started(const struct engine *engine);
 const struct model_info *engine_model(const struct engine *engine);
 /* True while the weights of an early engine are not all there and proved. */

@@ -34,12 +34,17 @@ struct checkpoint_tensor {
     uint32_t shard;
 };
 
+/*
+ * -ENOENT (no such folder, config.json or weights), -EBADMSG (malformed, truncated, overlapping,
+ * contradictory: the text names file and tensor), -ENOMEM, or the system's. The caller owns *ret.
+ */
 int checkpoint_open(const char *dir, struct checkpoint **ret, struct error *err);
 void checkpoint_free(struct checkpoint *checkpoint);
 DEFINE_CLEANUP(struct checkpoint *, checkpoint_free)
 
 /* config.json as text, as read. */
 const char *checkpoint_config(const struct checkpoint *checkpoint, size_t *ret_len);
+/* The folder, as it was given to checkpoint_open. */
 const char *checkpoint_dir(const struct checkpoint *checkpoint);
 /* NULL when there is none of that name. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint,

@@ -43,6 +43,7 @@ enum kv_kind {
 #undef X
         KV_KIND_COUNT
 };
+/* "auto", "f32", ... */
 const char *kv_kind_name(enum kv_kind kind);
 /* -EINVAL: no such kind; the text has those there are. */
 int kv_kind_find(const char *name, enum kv_kind *ret, struct error *err);
@@ -97,8 +98,8 @@ struct weight_source {
     /* Of a quantised tensor: how stored bytes become kept ones; see model/convert.h. */
     uint8_t convert, size;
     uint32_t row_bytes, group, block_rows;
-    const char
-        *order; /* name of the tensor of group numbers by which columns are sorted, or NULL */
+    /* Name of the tensor of group numbers by which columns are sorted, or NULL. */
+    const char *order;
     /* Of one that is quantised while it is loaded: block_rows rows of each matrix that is stored
      * transposed, and the scales found with its codes. */
     struct quant_memo *memo;

@@ -81,6 +81,7 @@ DEFINE_CLEANUP(struct pack *, pack_free)
 /* True for a regular file that begins as a pack does. */
 bool pack_looks_like(const char *path);
 
+/* What stands in it; all live as long as the pack. */
 const struct pack_info *pack_info(const struct pack *pack);
 const struct model *pack_model(const struct pack *pack);
 const struct weights_layout *pack_layout(const struct pack *pack);

@@ -39,6 +39,7 @@ struct digest kvhash_root(uint64_t seed, uint64_t extra, const void *salt, size_
 #define KVHASH_MAX_TOKENS 4096
 struct digest kvhash_next(const struct digest *parent, const uint32_t *tokens, uint32_t page_size);
 
+/* All pages; those that nobody holds; how many hold `page`. */
 uint32_t kvpages_count(const struct kvpages *pages);
 uint32_t kvpages_available(const struct kvpages *pages); /* free ones, with content or without */
 uint32_t kvpages_refs(const struct kvpages *pages, uint32_t page);
@@ -48,6 +49,7 @@ uint32_t kvpages_find(const struct kvpages *pages, const struct digest *hash,
                       const uint32_t *tokens);
 /* Takes a page, without content and with one reference; KVPAGE_NONE when all are held. */
 uint32_t kvpages_take(struct kvpages *pages);
+/* One holder more, one less; a page that nobody holds keeps its content until it is taken. */
 void kvpages_ref(struct kvpages *pages, uint32_t page);
 void kvpages_unref(struct kvpages *pages, uint32_t page);
 /*

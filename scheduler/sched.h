@@ -64,6 +64,7 @@ enum sched_reason {
     SCHED_REASONS(X)
 #undef X
 };
+/* "stop", "length", ... */
 const char *sched_reason_text(enum sched_reason reason);
 
 /* ---- what comes out: events ---- */
@@ -333,6 +334,7 @@ struct sched_stats {
     uint64_t oldest_wait_ns;    /* of a waiting sequence; 0: none */
     double tokens_per_s;        /* measured, of one instance */
 };
+/* A model's figures, counters and those of now. */
 void sched_model_stats(const struct sched_model *model, uint64_t now, struct sched_stats *ret);
 
 /* Checks every invariant (slow; for tests): 0, or -EBADMSG and what is wrong. */

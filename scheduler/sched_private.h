@@ -61,8 +61,8 @@ struct seq_list {
 /* Who asks. Kept while it has live sequences, and after that while it is ahead of others. */
 struct client {
     uint64_t id;
-    uint64_t
-        served;    /* weighted tokens planned for it; lifted to the model's floor when it returns */
+    /* Weighted tokens planned for it; lifted to the model's floor when it returns. */
+    uint64_t served;
     uint32_t live; /* its sequences that have not ended */
     uint32_t running;
     struct seq_list waiting; /* by (priority, arrival); those meant for no instance */

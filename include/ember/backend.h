@@ -42,10 +42,10 @@ enum ember_pin { EMBER_PIN_NEVER, EMBER_PIN_AUTO, EMBER_PIN_ALWAYS };
 
 struct ember_device_options {
     uint32_t index; /* which device of this kind */
-    uint32_t
-        threads; /* CPU-like backends: worker threads, 0 = what affinity and cgroup quota allow */
-    const char
-        *isa; /* CPU-like backends: force a variant ("baseline", "avx2", "avx512"), NULL = best */
+    /* CPU-like backends: worker threads, 0 = what affinity and cgroup quota allow. */
+    uint32_t threads;
+    /* CPU-like backends: force a variant ("baseline", "avx2", "avx512"), NULL = best. */
+    const char *isa;
     uint32_t pin;   /* enum ember_pin */
     uint32_t place; /* with pin: numbers the instances that run at the same time, from 0 */
 };
@@ -97,8 +97,8 @@ typedef int (*ember_emit_fn)(void *sink, const struct ember_launch *launch);
 
 /* What the kernel cache needs to know about a specialised kernel before it is built. */
 struct ember_kernel_source {
-    const char
-        *text; /* the whole translation unit, owned by the backend, valid while the device is */
+    /* The whole translation unit, owned by the backend, valid while the device is. */
+    const char *text;
     size_t text_len;
     char options[256];  /* compiler options, spec included */
     char compiler[256]; /* identity and version of the compiler that would build it */

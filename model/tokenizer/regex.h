@@ -15,6 +15,7 @@ struct regex_scratch; /* what one thread needs to match */
 /* Appends the rewritten pattern to *out. -ENOTSUP: a construct that PCRE2 cannot express. */
 int regex_translate(const char *pattern, size_t len, struct buffer *out, struct error *err);
 
+/* Translates and compiles. -ENOTSUP as regex_translate; -EBADMSG: no pattern. */
 int regex_compile(const char *pattern, size_t len, struct regex **ret_regex, struct error *err);
 void regex_free(struct regex *re);
 DEFINE_CLEANUP(struct regex *, regex_free)

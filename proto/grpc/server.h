@@ -125,6 +125,7 @@ struct grpc_server_stats {
     unsigned open_connections, open_calls;
     size_t held; /* bytes, see max_held */
 };
+/* A copy, now. */
 struct grpc_server_stats grpc_server_stats(const struct grpc_server *server);
 
 /* grpc.health.v1, built in. Numbers are those of HealthCheckResponse.ServingStatus. */

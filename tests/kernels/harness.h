@@ -27,9 +27,9 @@ struct kcase {
     uint32_t out[3], n_out;      /* operands that the op writes */
     struct ember_tensor view[2]; /* what it writes otherwise, as [pages, elements]; rank 0: none */
     uint32_t ignored[2];         /* operands that the op may fill as it likes; 0: none */
-    uint32_t
-        rows[EMBER_OP_TENSORS]; /* rows of the operand a row of the op stands for; 0: not rowed */
-    float tolerance;            /* of the largest magnitude in the output */
+    /* Rows of the operand a row of the op stands for; 0: not rowed. */
+    uint32_t rows[EMBER_OP_TENSORS];
+    float tolerance;       /* of the largest magnitude in the output */
     float tiles_tolerance; /* the same of variants that keep K and V in tiles; 0: as the others */
     uint32_t pages;        /* of K and V, for `convert` */
     bool same;             /* all variants give the same bits */
