@@ -96,7 +96,7 @@ bool verb_in_group(const char *verb, const char *group, const char **ret_rest)
     return true;
 }
 
-const struct verb *verb_find(const struct verb_program *program, const char *name)
+static const struct verb *verb_find(const struct verb_program *program, const char *name)
 {
     for (const struct verb *v = program->verbs; v->name; v++)
         if (!strcmp(v->name, name))
@@ -104,7 +104,7 @@ const struct verb *verb_find(const struct verb_program *program, const char *nam
     return NULL;
 }
 
-bool verb_is_group(const struct verb_program *program, const char *word)
+static bool verb_is_group(const struct verb_program *program, const char *word)
 {
     for (const struct verb *v = program->verbs; v->name; v++)
         if (verb_in_group(v->name, word, NULL))
@@ -291,7 +291,9 @@ static int walk_word(struct walk *w)
     return r;
 }
 
-bool verb_args_next(const char **text, char *word, size_t room, bool *ret_optional, bool *ret_many)
+/* The next word of an args text such as "DIR [NAME...]"; false at its end. */
+static bool verb_args_next(const char **text, char *word, size_t room, bool *ret_optional,
+                           bool *ret_many)
 {
     const char *p = *text + strspn(*text, " ");
     size_t len = strcspn(p, " ");

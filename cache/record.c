@@ -35,7 +35,7 @@ char *record_label(unsigned kind, const char *subject, size_t subject_len,
 
 /* ---- Keys ---- */
 
-struct digest record_key_digest(unsigned kind, const void *factors, size_t len)
+static struct digest record_key_digest(unsigned kind, const void *factors, size_t len)
 {
     uint8_t prefix[8] = {'E', 'M', 'B', 'K'};
     struct digest_state *state = digest_begin();

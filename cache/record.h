@@ -65,8 +65,6 @@ int record_check_payload(const struct record *record, struct error *err);
 int record_head(const struct cache_key *key, const void *payload, size_t len, uint64_t created_ns,
                 struct buffer *out, struct error *err);
 
-struct digest record_key_digest(unsigned kind, const void *factors, size_t len);
-
 /* "kernel 'gemm'" into buf; returns buf. */
 #define RECORD_LABEL_MAX (CACHE_SUBJECT_MAX + 32)
 char *record_label(unsigned kind, const char *subject, size_t subject_len,

@@ -139,7 +139,8 @@ static int wait_ready(struct lab *lab, int timeout_ms, struct error *err)
     }
 }
 
-void lab_poll(struct lab *lab)
+/* Takes what emberd has notified meanwhile (fd store). */
+static void lab_poll(struct lab *lab)
 {
     for (;;) {
         char text[4096];

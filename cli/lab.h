@@ -51,8 +51,6 @@ int lab_start(struct lab *lab, const struct lab_options *options, bool with_stor
 /* Ends emberd: SIGTERM and wait, or SIGKILL. Stored descriptors stay. */
 int lab_stop(struct lab *lab, bool kill_it, struct error *err);
 void lab_drop_store(struct lab *lab);
-/* Takes what emberd has notified meanwhile (fd store). */
-void lab_poll(struct lab *lab);
 /* A control connection to it. */
 int lab_control(struct lab *lab, struct control **ret, struct error *err);
 /* Resident memory of emberd itself, bytes. */

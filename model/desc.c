@@ -36,7 +36,8 @@ void desc_clear(struct desc *desc)
     X("gelu_pytorch_tanh", EMBER_ACT_GELU_TANH)                                                    \
     X("relu2", EMBER_ACT_RELU2)
 
-uint8_t desc_act(struct config *config, const char *word)
+/* enum ember_act of a config's word; notes -ENOTSUP with those known. */
+static uint8_t desc_act(struct config *config, const char *word)
 {
 #define X(known, act)                                                                              \
     if (!strcmp(word, known))                                                                      \

@@ -132,9 +132,6 @@ enum { ATTN_FULL, ATTN_SLIDING };
  * room. */
 uint8_t desc_add_attn(struct desc *desc, struct config *config, uint8_t of);
 
-/* enum ember_act of a config's word; notes -ENOTSUP with those known. */
-uint8_t desc_act(struct config *config, const char *word);
-
 /*
  * Adds the rope table that the config's rope_parameters or rope_theta/rope_scaling ask for
  * (`layer_type`: the entry of that name where they differ by it; may be NULL), for heads of

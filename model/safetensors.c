@@ -43,7 +43,8 @@ static const struct {
 #undef X
 };
 
-uint32_t safetensors_bits(const char *dtype)
+/* Bits an element takes, 0 for a dtype that this build has never heard of. */
+static uint32_t safetensors_bits(const char *dtype)
 {
     for (size_t i = 0; i < ARRAY_LEN(dtypes); i++)
         if (!strcmp(dtypes[i].word, dtype))
@@ -51,7 +52,8 @@ uint32_t safetensors_bits(const char *dtype)
     return 0;
 }
 
-uint8_t safetensors_dtype(const char *dtype)
+/* enum ember_dtype, or DTYPE_UNKNOWN. */
+static uint8_t safetensors_dtype(const char *dtype)
 {
     for (size_t i = 0; i < ARRAY_LEN(dtypes); i++)
         if (!strcmp(dtypes[i].word, dtype))

@@ -33,10 +33,6 @@ int safetensors_parse(const char *json, size_t len, uint64_t file_bytes, uint32_
 int safetensors_read(int fd, uint32_t shard, const char *what, struct tensor_list *list,
                      struct error *err);
 
-/* Bits an element takes, 0 for a dtype that this build has never heard of. */
-uint32_t safetensors_bits(const char *dtype);
-/* enum ember_dtype, or DTYPE_UNKNOWN. */
-uint8_t safetensors_dtype(const char *dtype);
 /* "BF16" for EMBER_BF16, ...; NULL when the format has no word for it. */
 const char *safetensors_dtype_word(enum ember_dtype dtype);
 

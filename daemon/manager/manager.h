@@ -306,7 +306,6 @@ uint64_t mgr_model_instance_bytes(const struct mgr_model *model);
 int mgr_model_set_quant(struct mgr_model *model, const char *quant, struct error *err);
 /* Whether so much KV (0: not asked for) holds a page of the model, as far as that is known. */
 int mgr_model_kv_check(const struct mgr_model *model, uint64_t kv_bytes, struct error *err);
-void mgr_model_set_state(struct mgr_model *model, enum model_state state);
 void mgr_model_load_start(struct mgr_model *model);
 void mgr_model_load_admit(struct mgr_model *model); /* memory has been found for it */
 void mgr_model_load_refuse(struct mgr_model *model, const struct error *why);

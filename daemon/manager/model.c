@@ -220,7 +220,7 @@ static void check_invariants(const struct mgr_model *model)
     }
 }
 
-void mgr_model_set_state(struct mgr_model *model, enum model_state state)
+static void mgr_model_set_state(struct mgr_model *model, enum model_state state)
 {
     static const unsigned from[] = {
 #define X(id, warmth, allowed) [id] = allowed,

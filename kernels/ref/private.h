@@ -43,11 +43,7 @@ struct ref_quant {
 /* Row x_row of x times row n of matrix e of w. */
 double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t e,
                uint64_t n);
-/* One value of w. */
-double ref_weight_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
-                     uint64_t k);
 
-double ref_act(double x, enum ember_act act);
 double ref_sigmoid(double x);
 double ref_cap(double x, double cap);
 

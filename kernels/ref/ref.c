@@ -94,7 +94,7 @@ double ref_cap(double x, double cap)
     return cap > 0 ? cap * tanh(x / cap) : x;
 }
 
-double ref_act(double x, enum ember_act act)
+static double ref_act(double x, enum ember_act act)
 {
     switch (act) {
     case EMBER_ACT_SILU:
@@ -110,7 +110,8 @@ double ref_act(double x, enum ember_act act)
 
 /* ---- weights ---- */
 
-double ref_e2m1(int code)
+/* The value of an E2M1 code, 0..15. */
+static double ref_e2m1(int code)
 {
     static const double values[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
     return code & 8 ? -values[code & 7] : values[code & 7];
@@ -166,8 +167,9 @@ static double zero_at(const struct ref *r, const struct ref_quant *q, uint64_t e
     return q->quant == EMBER_QUANT_INT4 ? 8 : 0;
 }
 
-double ref_weight_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
-                     uint64_t k)
+/* One value of w. */
+static double ref_weight_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
+                            uint64_t k)
 {
     uint64_t g = q->quant ? k / (uint64_t)q->group : 0;
     if (!q->quant)

@@ -17,8 +17,6 @@ int ref_op(const struct ember_op *op, void *const arena[EMBER_ARENA_COUNT]);
 
 /* Element i (in elements, not bytes) of an array of dtype, as a double. */
 double ref_load(const void *p, uint64_t i, enum ember_dtype dtype);
-/* The value of an E2M1 code, 0..15. */
-double ref_e2m1(int code);
 /* f16 and bf16 from float32, rounded to nearest even; for making test weights. */
 uint16_t ref_to_f16(float x);
 uint16_t ref_to_bf16(float x);

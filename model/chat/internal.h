@@ -114,7 +114,6 @@ void chat_call_broken(struct chat_parser *p);
 
 /* ---- bodies: read on from p->pos; BAD leaves pos where it went wrong ---- */
 
-enum step chat_body(struct chat_parser *p, bool end);
 enum step chat_body_json(struct chat_parser *p);            /* calls_json.c */
 enum step chat_body_object(struct chat_parser *p);          /* one object of arguments */
 enum step chat_body_named(struct chat_parser *p, bool end); /* calls_named.c */

@@ -199,7 +199,7 @@ void chat_call_broken(struct chat_parser *p)
     say_to(p, CHAT_CONTENT, p->pos);
 }
 
-enum step chat_body(struct chat_parser *p, bool end)
+static enum step chat_body(struct chat_parser *p, bool end)
 {
     switch (p->call.json ? BODY_JSON : p->family->body) {
     case BODY_JSON:

@@ -5,6 +5,8 @@
 
 #include "model/template/internal.h"
 
+static bool contains(struct run *r, struct value item, struct value in);
+
 const char *type_name(struct value v)
 {
     static const char *const names[] = {[T_MISSING] = "MissingType",
@@ -265,7 +267,7 @@ bool compare(struct run *r, enum op op, struct value a, struct value b)
     return op == OP_LT ? d < 0 : op == OP_LE ? d <= 0 : op == OP_GT ? d > 0 : d >= 0;
 }
 
-bool contains(struct run *r, struct value item, struct value in)
+static bool contains(struct run *r, struct value item, struct value in)
 {
     struct value v;
     if (is_str(in)) {

@@ -2,6 +2,8 @@
 /* Evaluating expressions. */
 #include "model/template/internal.h"
 
+static struct value call(struct run *r, struct value fn, struct args *a);
+
 static struct frame *frame_up(struct frame *f, uint32_t depth)
 {
     while (depth-- > 0)
@@ -146,7 +148,7 @@ static struct value call_method(struct run *r, const struct method *m, struct ar
     return v;
 }
 
-struct value call(struct run *r, struct value fn, struct args *a)
+static struct value call(struct run *r, struct value fn, struct args *a)
 {
     struct value first;
     switch (fn.type) {

@@ -4,6 +4,10 @@
 
 #include "model/template/internal.h"
 
+static enum flow exec_body(struct run *r, struct frame *f, const struct nodes *body);
+
+static void assign(struct run *r, struct frame *f, const struct node *target, struct value v);
+
 struct value eval_call_with(struct run *r, struct frame *f, const struct node *n,
                             struct value caller);
 
@@ -11,7 +15,7 @@ static enum flow exec(struct run *r, struct frame *f, const struct node *n);
 
 /* --- Frames --- */
 
-struct value resolve(struct run *r, struct str *name)
+static struct value resolve(struct run *r, struct str *name)
 {
     const struct value *v = dict_get(r, r->vars, v_str(name));
     if (v)
@@ -109,7 +113,7 @@ static void unpack(struct run *r, struct frame *f, const struct node *target, st
         assign(r, f, target->kids.v[i], items->v[i]);
 }
 
-void assign(struct run *r, struct frame *f, const struct node *target, struct value v)
+static void assign(struct run *r, struct frame *f, const struct node *target, struct value v)
 {
     switch (target->kind) {
     case N_NAME:
@@ -321,7 +325,7 @@ struct value loop_attr(struct run *r, struct value v, struct str *name)
 
 /* --- Macros --- */
 
-struct value v_macro(struct run *r, const struct node *n, struct frame *f)
+static struct value v_macro(struct run *r, const struct node *n, struct frame *f)
 {
     struct macro *m = arena(r, 1, sizeof *m);
     *m = (struct macro){n, f};
@@ -507,7 +511,7 @@ static enum flow exec(struct run *r, struct frame *f, const struct node *n)
     return FLOW_ON;
 }
 
-enum flow exec_body(struct run *r, struct frame *f, const struct nodes *body)
+static enum flow exec_body(struct run *r, struct frame *f, const struct nodes *body)
 {
     enum flow flow = FLOW_ON;
     run_enter(r);

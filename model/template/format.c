@@ -512,7 +512,7 @@ static void fail_code(struct run *r, char code, struct value v)
     run_fail(r, "ValueError: Unknown format code '%c' for object of type '%s'", code, type_name(v));
 }
 
-struct str *format_value(struct run *r, struct value v, struct str *spec)
+static struct str *format_value(struct run *r, struct value v, struct str *spec)
 {
     struct sb b = {0};
     if (!spec->len)

@@ -178,7 +178,7 @@ static struct value d_copy(struct run *r, const struct value *self, struct args 
 }
 
 /* A NULL function: the sandbox keeps it. */
-const struct builtin dict_methods[] = {
+static const struct builtin dict_methods[] = {
     {"clear", NULL},  {"copy", d_copy},     {"get", d_get},    {"items", d_items},
     {"keys", d_keys}, {"pop", NULL},        {"popitem", NULL}, {"setdefault", NULL},
     {"update", NULL}, {"values", d_values}, {NULL, NULL},
@@ -240,13 +240,14 @@ static struct value l_clear(struct run *r, const struct value *self, struct args
     return v_none();
 }
 
-const struct builtin list_methods[] = {
+static const struct builtin list_methods[] = {
     {"append", NULL}, {"clear", l_clear}, {"copy", l_copy}, {"count", l_count},
     {"extend", NULL}, {"index", l_index}, {"insert", NULL}, {"pop", l_pop},
     {"remove", NULL}, {"reverse", NULL},  {"sort", NULL},   {NULL, NULL},
 };
 
-const struct builtin tuple_methods[] = {{"count", l_count}, {"index", l_index}, {NULL, NULL}};
+static const struct builtin tuple_methods[] = {
+    {"count", l_count}, {"index", l_index}, {NULL, NULL}};
 
 /* --- Numbers, cyclers --- */
 

@@ -423,7 +423,6 @@ bool truthy(struct run *r, struct value v);
 bool equal(struct run *r, struct value a, struct value b);
 int order(struct run *r, struct value a, struct value b, enum op op); /* -1, 0, 1; 2: unordered */
 bool compare(struct run *r, enum op op, struct value a, struct value b);
-bool contains(struct run *r, struct value item, struct value in);
 size_t length(struct run *r, struct value v);
 bool has_length(struct value v);
 
@@ -482,17 +481,12 @@ struct value get_slice(struct run *r, struct value object, struct value from, st
 /* --- eval.c, exec.c --- */
 
 struct value eval(struct run *r, struct frame *f, const struct node *n);
-struct value call(struct run *r, struct value fn, struct args *a);
 struct value call_macro(struct run *r, const struct macro *m, struct args *a);
 struct value call_loop(struct run *r, struct loop *l, struct value items);
-void assign(struct run *r, struct frame *f, const struct node *target, struct value v);
 struct value apply_filter(struct run *r, struct frame *f, const struct node *n, struct value v);
 enum flow { FLOW_ON, FLOW_BREAK, FLOW_CONTINUE };
-enum flow exec_body(struct run *r, struct frame *f, const struct nodes *body);
 void exec_root(struct run *r, const struct node *root);
 struct value loop_attr(struct run *r, struct value loop, struct str *name);
-struct value resolve(struct run *r, struct str *name);
-struct value v_macro(struct run *r, const struct node *n, struct frame *f);
 struct value macro_attr(struct run *r, struct value v, struct str *name);
 
 /* --- builtins: filters*.c, tests.c, functions.c, methods*.c, format.c --- */
@@ -519,11 +513,10 @@ bool flag(struct run *r, struct value v, bool fallback);
 /* A method of the object, or false. *ret_unsafe when the sandbox keeps it. */
 bool find_method(struct run *r, struct value object, const struct str *name, struct value *ret,
                  bool *ret_unsafe);
-extern const struct builtin str_methods[], dict_methods[], list_methods[], tuple_methods[];
+extern const struct builtin str_methods[];
 
 struct value format_percent(struct run *r, struct str *format, struct value args);
 struct value format_braces(struct run *r, struct str *format, struct args *a);
-struct str *format_value(struct run *r, struct value v, struct str *spec);
 struct value round_value(struct run *r, struct value v, struct value digits);
 bool parse_float(struct run *r, const struct str *s, double *ret);
 bool parse_int(struct run *r, const struct str *s, int base, int64_t *ret);
@@ -601,8 +594,6 @@ void expect_name(struct parser *p, const char *name);
 struct str *take_name(struct parser *p);
 void fail_token(struct parser *p, const char *wanted) __attribute__((noreturn));
 struct node *parse_expression(struct parser *p);
-struct node *parse_or(struct parser *p);
-struct node *parse_primary(struct parser *p, bool with_namespace);
 /* `end`: a name that ends the tuple, may be NULL. */
 struct node *parse_tuple(struct parser *p, bool condexpr, const char *end, bool parentheses);
 struct node *parse_target(struct parser *p, const char *end, bool with_namespace);

@@ -2,6 +2,8 @@
 /* Expressions, with Jinja2's precedences. */
 #include "model/template/internal.h"
 
+static struct node *parse_or(struct parser *p);
+
 static const char *op_text(uint8_t op)
 {
     static const char *const text[] = {
@@ -172,7 +174,7 @@ static struct node *parse_name(struct parser *p, bool with_namespace)
     return n;
 }
 
-struct node *parse_primary(struct parser *p, bool with_namespace)
+static struct node *parse_primary(struct parser *p, bool with_namespace)
 {
     struct node *n;
     switch (p->at->type) {
@@ -583,7 +585,7 @@ static struct node *parse_and(struct parser *p)
     return n;
 }
 
-struct node *parse_or(struct parser *p)
+static struct node *parse_or(struct parser *p)
 {
     struct node *n = parse_and(p);
     while (skip_name(p, "or"))

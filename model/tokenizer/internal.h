@@ -94,7 +94,6 @@ struct encoder {
 
 struct scratch *scratch_take(const struct tokenizer *t); /* NULL when memory is short */
 void scratch_give(const struct tokenizer *t, struct scratch *s);
-void scratch_free(struct scratch *s);
 
 /* Successive matches of a component's pattern, as Oniguruma's find_iter gives them. */
 struct finder {

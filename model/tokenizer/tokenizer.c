@@ -7,6 +7,8 @@
 
 #include "model/tokenizer/unicode.h"
 
+static void scratch_free(struct scratch *s);
+
 /* Working memory beyond this is not kept for the next call. */
 #define SCRATCH_KEEP (8u << 20)
 
@@ -228,7 +230,7 @@ void scratch_give(const struct tokenizer *t, struct scratch *s)
         scratch_free(s);
 }
 
-void scratch_free(struct scratch *s)
+static void scratch_free(struct scratch *s)
 {
     if (!s)
         return;
