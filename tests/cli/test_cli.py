@@ -369,14 +369,14 @@ class Ends(unittest.TestCase):
         shutil.rmtree(d.dir)
 
     def test_demo_leaves_nothing(self):
-        env = dict(os.environ, TMPDIR="/tmp")
-        before = set(os.listdir("/tmp")), set(os.listdir("/dev/shm"))
-        rows = json.loads(ctl("demo", "--json", env=env).stdout)
-        self.assertEqual(len(rows), 5)
-        self.assertEqual({r["text"] for r in rows}, {ANSWER})
-        left = [n for n in set(os.listdir("/tmp")) - before[0] if n.startswith("ember-lab")]
-        self.assertEqual(left, [])
-        self.assertEqual(set(os.listdir("/dev/shm")), before[1])
+        with tempfile.TemporaryDirectory(prefix="ed-", dir="/tmp") as folder:  # short: for sockets
+            shared = set(os.listdir("/dev/shm"))
+            rows = json.loads(ctl("demo", "--json", env=dict(os.environ, TMPDIR=folder)).stdout)
+            self.assertEqual(len(rows), 5)
+            self.assertEqual({r["text"] for r in rows}, {ANSWER})
+            self.assertEqual(os.listdir(folder), [])
+            left = set(os.listdir("/dev/shm")) - shared
+            self.assertEqual([name for name in left if "ember" in name], [])
 
     def test_a_reader_that_goes_ends_the_generation(self):
         with Daemon() as d:
