@@ -36,6 +36,9 @@
     (EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_HEAD | EVHTTP_REQ_OPTIONS | EVHTTP_REQ_PUT |    \
      EVHTTP_REQ_DELETE | EVHTTP_REQ_PATCH | EVHTTP_REQ_TRACE | EVHTTP_REQ_CONNECT)
 #define SWEEP_US 250000
+/* Bytes that one call may write: libevent's 16 KiB would be a turn of the loop for each piece of a
+ * large reply. The socket takes what it has room for. */
+#define WRITE_MOST (1 << 20)
 
 struct http_server {
     const struct gateway_options *options;
@@ -326,8 +329,10 @@ static struct bufferevent *on_connection(struct event_base *base, void *arg)
     struct bufferevent *bev = server->tls ? tls_bufferevent(server->tls, base)
                                           : bufferevent_socket_new(base, -1, BEV_OPT_CLOSE_ON_FREE);
 
-    if (bev)
-        guard_watch(server->guard, bev);
+    if (!bev)
+        return NULL;
+    bufferevent_set_max_single_write(bev, WRITE_MOST);
+    guard_watch(server->guard, bev);
     return bev;
 }
 

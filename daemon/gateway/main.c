@@ -7,6 +7,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -349,6 +350,10 @@ int main(int argc, char **argv)
 
     TAILQ_INIT(&gw.models);
     TAILQ_INIT(&gw.jobs);
+    /* What a large reply takes is kept for the next one: pages from the system cost a fault each.
+     */
+    mallopt(M_MMAP_THRESHOLD, 2 << 20);
+    mallopt(M_TRIM_THRESHOLD, 4 << 20);
     fd_hold_stdio();
     fd_raise_limit();
     signal(SIGPIPE, SIG_IGN);

@@ -345,10 +345,12 @@ static int collect(struct engine *engine, const Ember__V1__Step *step,
     return r;
 }
 
-/* What the next step may refer to. One that joins has come too late: it adds to the step before. */
-static int remember(const Ember__V1__StepResult *result, bool joins, struct error *err)
+/* What the next step may refer to. One that joins has come too late: it adds to the step before,
+ * with which it keeps to the limits of one. */
+static int remember(const Ember__V1__StepResult *result, bool joins, uint32_t max_seqs,
+                    struct error *err)
 {
-    if (!joins)
+    if (!joins || previous.n + result->n_sequences > max_seqs)
         previous.n = 0;
     size_t n = previous.n + result->n_sequences;
     if (n > previous.room) {
@@ -379,7 +381,7 @@ static int run(struct engine *engine, const Ember__V1__Step *step, struct work *
     if (r == 0)
         r = collect(engine, step, &from, work, result, err);
     if (r == 0)
-        r = remember(result, step->joins, err);
+        r = remember(result, step->joins, engine_limits(engine).max_seqs, err);
     if (r < 0)
         return r;
     result->compute_ms = from.compute_ms;

@@ -117,6 +117,45 @@ class Real(unittest.TestCase):
                                  d.client.ListInstances(model="ember-tiny").instances),
                      "the driver is seen")
 
+    def test_steps_that_join(self):
+        """A step that joins runs with the one before when it has come in time, else behind it: the
+        tokens are the same, and the step behind may refer to those of both."""
+        d = self.daemon("--standby=0")
+        driver = self.driver(d.client.SpawnInstance())
+        self.assertTrue(driver.welcome.joins)
+        first = {1: 0, 2: 16}  # a sequence's first page
+        cases = {1: CASES[0], 2: CASES[1]}
+
+        def sequence(i, generated):
+            prompt = cases[i]["prompt_ids"]
+            tokens = [0] if generated else prompt  # 0: what was sampled before
+            end = len(prompt) + generated
+            pages = range(first[i], first[i] + -(-end // driver.welcome.page_size))
+            return step.SequenceStep(
+                id=i, tokens=tokens, position=end - len(tokens), pages=pages, prompt_len=len(prompt),
+                sample=True, sample_index=generated, token_from_previous=generated > 0)
+
+        def frame(number, *sequences, joins=False):
+            made = step.DriverFrame(step=step.Step(id=number, sequences=sequences, joins=joins))
+            data = made.SerializeToString()
+            return struct.pack("<I", len(data)) + data
+
+        for early in (True, False):
+            steps = [frame(1, sequence(1, 0)), frame(2, sequence(1, 1)),
+                     frame(3, sequence(2, 0), joins=True)]
+            driver.socket.sendall(b"".join(steps if early else steps[:2]))
+            results = [driver.receive().result for _ in range(3 if early else 2)]
+            if not early:
+                driver.socket.sendall(steps[2])
+                results.append(driver.receive().result)
+            driver.socket.sendall(frame(4, sequence(1, 2), sequence(2, 1)))
+            results.append(driver.receive().result)
+            self.assertEqual([(r.id, r.error) for r in results], [(n, 0) for n in (1, 2, 3, 4)])
+            self.assertEqual(results[1].compute_ms == results[2].compute_ms, early)
+            got = [[s.token for s in r.sequences] for r in results]
+            one, two = (cases[i]["greedy_ids"] for i in (1, 2))
+            self.assertEqual(got, [[one[0]], [one[1]], [two[0]], [one[2], two[1]]])
+
     def test_lease_token_and_reuse(self):
         d = self.daemon("--standby=0")
         r = d.client.SpawnInstance()

@@ -36,6 +36,7 @@ static const struct verb_option run_options[] = {
     {"prefill", VALUE_INT, "0", "0..1000000", "most prompt tokens beside decodes; 0: no limit"},
     {"queue", VALUE_INT, "100000", "1..", "most sequences that wait"},
     {"refs", VALUE_BOOL, "yes", .help = "two steps in flight, by reference"},
+    {"joins", VALUE_BOOL, "yes", .help = "newcomers join the second of them"},
     {"prefix-cache", VALUE_BOOL, "yes", .help = "share pages between requests"},
     {"step", VALUE_INT, "5000", "0..", "a step's time, microseconds,"},
     {"per-token", VALUE_INT, "50", "0..", "plus this for a token"},
@@ -74,7 +75,8 @@ static struct sim_config config_of(const struct verb_call *call)
                                      .max_tokens = number(call, "tokens"),
                                      .max_seqs = number(call, "seqs"),
                                      .max_positions = 1u << 20,
-                                     .token_refs = verb_flag(call, "refs")};
+                                     .token_refs = verb_flag(call, "refs"),
+                                     .joins = verb_flag(call, "joins")};
     return c;
 }
 
@@ -110,8 +112,8 @@ static void print_report(const struct sim_report *r, double wall_ms)
     printf("TTFT          p50 %.1f ms, p99 %.1f ms\n", r->ttft_p50, r->ttft_p99);
     printf("inter-token   p50 %.1f ms, p99 %.1f ms\n", r->itl_p50, r->itl_p99);
     printf("end to end    p50 %.1f ms\n", r->e2e_p50);
-    printf("steps         %llu of %.1f sequences; instances busy %.1f %%\n", N(r->steps), r->batch,
-           r->busy * 100);
+    printf("steps         %llu of %.1f sequences, %llu joined another; instances busy %.1f %%\n",
+           N(r->steps), r->batch, N(r->joined), r->busy * 100);
     printf("instances     %llu started, %llu at most, %.0f s in all, %llu died\n", N(r->spawns),
            N(r->peak_instances), r->instance_seconds, N(r->deaths));
     printf("prompt        %llu tokens computed, %llu from the cache (%.1f %% of those asked for)\n",

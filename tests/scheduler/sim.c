@@ -86,6 +86,7 @@ struct sim {
     float *ttft, *itl, *e2e;
     size_t n_ttft, n_itl, n_e2e, cap_ttft, cap_itl, cap_e2e;
     double busy_ns, alive_ns, seqs;
+    uint64_t samples; /* asked for, in all steps */
     struct error broken;
     struct sim_report report;
 };
@@ -421,6 +422,7 @@ static void send_step(struct sim *sim, size_t i, const struct sched_step *step)
     node->steps[node->n_steps] = *step;
     node->steps[node->n_steps++].seqs = seqs;
     sim->report.joined += step->joins;
+    sim->samples += step->n_samples;
     sim->report.steps++;
     sim->seqs += step->n_seqs;
     if (node->n_steps == 1)
@@ -762,6 +764,25 @@ static double quantile(float *values, size_t n, double q)
     return values[(size_t)(q * (double)(n - 1))];
 }
 
+/* What was served: each request and step once, each sample for a client or for nobody. */
+static void check_counts(struct sim *sim, const struct sched_stats *s)
+{
+    const struct sim_report *r = &sim->report;
+
+    if (sim->broken.code)
+        return;
+    if (s->submitted != s->ended || s->submitted + r->refused != r->requests)
+        BROKEN(sim, "%llu requests taken, %llu ended, %llu refused of %llu",
+               (unsigned long long)s->submitted, (unsigned long long)s->ended,
+               (unsigned long long)r->refused, (unsigned long long)r->requests);
+    if (s->steps != r->steps || s->generated_tokens != r->tokens ||
+        s->generated_tokens + s->wasted_tokens != sim->samples)
+        BROKEN(sim, "%llu steps of %llu; %llu tokens served of %llu, %llu wasted of %llu samples",
+               (unsigned long long)s->steps, (unsigned long long)r->steps,
+               (unsigned long long)s->generated_tokens, (unsigned long long)r->tokens,
+               (unsigned long long)s->wasted_tokens, (unsigned long long)sim->samples);
+}
+
 static void finish(struct sim *sim)
 {
     struct sim_report *r = &sim->report;
@@ -772,9 +793,7 @@ static void finish(struct sim *sim)
         (stats.waiting || stats.running || stats.pages_used || stats.backlog_tokens))
         BROKEN(sim, "left over: %u waiting, %u running, %llu pages", stats.waiting, stats.running,
                (unsigned long long)stats.pages_used);
-    if (!sim->broken.code && stats.generated_tokens != r->tokens)
-        BROKEN(sim, "%llu tokens counted, %llu seen", (unsigned long long)stats.generated_tokens,
-               (unsigned long long)r->tokens);
+    check_counts(sim, &stats);
     verify(sim);
     r->stats = stats;
     for (size_t i = 0; i < sim->n_nodes; i++)

@@ -10,7 +10,8 @@
  *
  * Checked in every run: each token once, in order, the right one; each choice and request ends
  * exactly once and for the right reason; steps within their limits; all books agree (sched_verify,
- * every verify_every events); nothing left over.
+ * every verify_every events); every request, step, token and sample counted once; nothing left
+ * over.
  */
 #ifndef EMBER_TESTS_SCHEDULER_SIM_H
 #define EMBER_TESTS_SCHEDULER_SIM_H
