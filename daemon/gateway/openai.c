@@ -260,6 +260,16 @@ static void f_prompt_logprobs(struct parse *p)
     p->r->prompt_logprobs = (int)integer(p, 0, API_LOGPROBS_MAX);
 }
 
+/* The older name: max_completion_tokens goes before it. */
+static void f_max_tokens(struct parse *p)
+{
+    json_t *newer = json_object_get(p->r->json, "max_completion_tokens");
+    uint32_t n = (uint32_t)integer(p, p->r->kind == API_CHAT, INT32_MAX);
+
+    if (!newer || json_is_null(newer))
+        p->r->max_tokens = n;
+}
+
 static void f_seed(struct parse *p)
 {
     p->r->sampling.seed = (uint64_t)integer(p, INT64_MIN, INT64_MAX);
@@ -507,7 +517,7 @@ static void f_ignored(struct parse *p)
     X(prompt, C | T, f_prompt(p))                                                                  \
     X(messages, H | T, f_messages(p))                                                              \
     X(tokens, D, f_prompt(p))                                                                      \
-    X(max_tokens, G, r->max_tokens = (uint32_t)integer(p, r->kind == API_CHAT, INT32_MAX))         \
+    X(max_tokens, G, f_max_tokens(p))                                                              \
     X(max_completion_tokens, G, r->max_tokens = (uint32_t)integer(p, 1, INT32_MAX))                \
     X(min_tokens, G, r->min_tokens = (uint32_t)integer(p, 0, INT32_MAX))                           \
     X(n, G, r->n = (uint32_t)integer(p, 1, API_N_MAX))                                             \

@@ -85,6 +85,11 @@ class Api(Case):
         self.assertEqual(message["role"], "assistant")
         self.assertEqual(message["content"], CASES[0]["greedy_text"])
         self.assertEqual(r["object"], "chat.completion")
+        for more in ({"max_tokens": 9, "max_completion_tokens": 4}, {"max_completion_tokens": 4, "max_tokens": 9}):
+            self.assertEqual(self.g.chat("Who are you?", **more)["usage"]["completion_tokens"], 4)
+        for content in (None, ""):  # templates add strings to it
+            self.g.ask("/v1/chat/completions", max_tokens=1, messages=[
+                {"role": "system", "content": content}, {"role": "user", "content": "Who are you?"}])
         parts = [{"type": "text", "text": "Who are"}, {"type": "text", "text": "you?"}]
         joined = self.g.ask("/v1/chat/completions", temperature=0, max_tokens=5,
                             messages=[{"role": "user", "content": parts}])
