@@ -419,7 +419,7 @@ static struct request *overdue(struct sched_model *model, uint64_t now, enum sch
             return r;
         }
         if (model->n_instances && is_too_long(r)) {
-            *reason = SCHED_ERROR;
+            *reason = waits ? SCHED_TOO_LONG : SCHED_ERROR;
             return r;
         }
         if (waits && r->deadline)

@@ -57,6 +57,7 @@ struct sched_instance; /* an instance that may be sent steps */
     X(LENGTH, "length")       /* max_tokens, the model's positions, or all KV pages */             \
     X(CANCELLED, "cancelled") /* sched_cancel, sched_model_remove */                               \
     X(TIMEOUT, "timeout")     /* not begun by its deadline */                                      \
+    X(TOO_LONG, "too_long")   /* not begun: its prompt fits no instance that has come */           \
     X(ERROR, "error")         /* see the event's text */
 
 enum sched_reason {
@@ -98,7 +99,7 @@ struct sched_event {
     uint32_t row;                /* its row for `first` */
     /* SCHED_FINISHED */
     enum sched_reason reason;
-    const char *text; /* SCHED_ERROR and SCHED_TIMEOUT: why, for people */
+    const char *text; /* SCHED_TIMEOUT, SCHED_TOO_LONG and SCHED_ERROR: why, for people */
     uint32_t n_prompt, n_cached, n_generated;
     uint32_t preempted, replayed; /* how often it was */
     /* SCHED_STALLED */

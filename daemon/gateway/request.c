@@ -186,14 +186,18 @@ static int submit_part(struct gw_job *job, struct gw_part *part, uint32_t *ret_r
     return sched_submit(job->gw->sched, &request, now, &part->id, ret_retry_s, err);
 }
 
+static const char *prompt_field(const struct gw_job *job)
+{
+    return job->kind == API_CHAT ? "messages" : "prompt";
+}
+
 static void refuse(struct gw_job *job, int r, uint32_t retry_s, const struct error *err)
 {
     if (r == SCHED_FULL)
         job_fail(job, 429, "queue_full", NULL, retry_s ? retry_s : 1,
                  "The queue is full; try again later.");
     else if (r == -E2BIG)
-        job_fail(job, 400, "context_length_exceeded", job->kind == API_CHAT ? "messages" : "prompt",
-                 0, error_text(err));
+        job_fail(job, 400, "context_length_exceeded", prompt_field(job), 0, error_text(err));
     else
         job_fail(job, r == -ENOMEM ? 503 : 400, NULL, NULL, 0, error_text(err));
 }
@@ -251,6 +255,23 @@ static void truncate_prompts(struct gw_job *job)
     }
 }
 
+/* Known before there is an instance: none is started and waited for in vain. */
+static void check_length(struct gw_job *job)
+{
+    const struct api_request *api = &job->api;
+    uint32_t most = job->model->max_positions;
+    char text[160];
+
+    for (size_t i = 0; most && i < api->n_prompts; i++) {
+        if (api->prompts[i].n_ids + (api->max_tokens > 0) <= most)
+            continue;
+        snprintf(text, sizeof text,
+                 "a prompt of %zu tokens%s does not fit: the maximum context length is %u tokens",
+                 api->prompts[i].n_ids, api->max_tokens ? ", and one more," : "", most);
+        job_fail(job, 400, "context_length_exceeded", prompt_field(job), 0, text);
+    }
+}
+
 static void run_prepare(struct work *work)
 {
     struct gw_job *job = (struct gw_job *)((char *)work - offsetof(struct gw_job, work));
@@ -260,6 +281,8 @@ static void run_prepare(struct work *work)
     if (text_prepare(job->model->text, &job->api, &job->fail) < 0 && !job->fail.status)
         job->fail.status = 400;
     truncate_prompts(job);
+    if (job->kind != API_TOKENIZE && job->kind != API_DETOKENIZE)
+        check_length(job);
     if (job->fail.status)
         return;
     if (job->kind == API_TOKENIZE || job->kind == API_DETOKENIZE)
@@ -537,11 +560,8 @@ static void on_token(struct gw_part *part, const struct sched_event *event)
 static void count_end(const struct gw_job *job, const struct choice *choice,
                       const struct sched_event *event)
 {
-    static const int index[] = {[SCHED_STOP] = 0,
-                                [SCHED_LENGTH] = 1,
-                                [SCHED_CANCELLED] = 2,
-                                [SCHED_TIMEOUT] = 3,
-                                [SCHED_ERROR] = 3};
+    static const int index[] = {[SCHED_STOP] = 0,    [SCHED_LENGTH] = 1,   [SCHED_CANCELLED] = 2,
+                                [SCHED_TIMEOUT] = 3, [SCHED_TOO_LONG] = 3, [SCHED_ERROR] = 3};
     struct model_metrics *m = &job->model->metrics;
 
     m->finished[index[event->reason]]++;
@@ -555,6 +575,18 @@ static void count_end(const struct gw_job *job, const struct choice *choice,
         METRICS_OBSERVE(&m->tpot, token, decode / (event->n_generated - 1));
 }
 
+static void fail_by(struct gw_job *job, const struct sched_event *event)
+{
+    const char *text = event->text ? event->text : sched_reason_text(event->reason);
+
+    if (event->reason == SCHED_TOO_LONG)
+        job_fail(job, 400, "context_length_exceeded", prompt_field(job), 0, text);
+    else if (event->reason == SCHED_TIMEOUT)
+        job_fail(job, 503, "timeout", NULL, 1, text);
+    else
+        job_fail(job, 500, NULL, NULL, 0, text);
+}
+
 static void on_finished(struct gw_part *part, const struct sched_event *event)
 {
     struct gw_job *job = part->job;
@@ -566,10 +598,9 @@ static void on_finished(struct gw_part *part, const struct sched_event *event)
     if (choice->followed)
         conn_unfollow(job->model, choice->followed);
     count_end(job, choice, event);
-    if (event->reason == SCHED_ERROR || event->reason == SCHED_TIMEOUT) {
-        bool late = event->reason == SCHED_TIMEOUT;
-        job_fail(job, late ? 503 : 500, late ? "timeout" : NULL, NULL, late ? 1 : 0,
-                 event->text ? event->text : sched_reason_text(event->reason));
+    if (event->reason == SCHED_ERROR || event->reason == SCHED_TIMEOUT ||
+        event->reason == SCHED_TOO_LONG) {
+        fail_by(job, event);
         job_cancel(job);
         return;
     }

@@ -986,6 +986,22 @@ class Failures(unittest.TestCase):
         self.assertEqual(chunk, "[DONE]")
         self.assertGreaterEqual(comments, 3)
 
+    def test_prompts_that_no_instance_can_hold(self):
+        """It is the client's fault even where it is only known once an instance has come."""
+        stack = self.stack(emberd=("--kv-bytes=1200KiB",))
+        g = stack.gateway
+
+        def refused(n):
+            for more in ({}, {"n": 2, "max_tokens": 0}, {"stream": True}):
+                status, _, reply = g.request("POST", "/v1/completions", {"prompt": [5] * n, **more})
+                self.assertEqual((status, reply["error"]["code"], reply["error"]["param"]),
+                                 (400, "context_length_exceeded", "prompt"))
+        refused(2049)
+        self.assertNotIn("instance wanted", g.text())  # none is started in vain
+        refused(1900)
+        self.assertIn("instance wanted", g.text())
+        self.assertEqual(g.complete("x", max_tokens=1)["usage"]["completion_tokens"], 1)
+
     def test_waiting_has_an_end(self):
         stack = self.stack("--queue-timeout=1s")
         g = stack.gateway
@@ -1164,6 +1180,18 @@ class Docs(Case):
                                                                  f"127.0.0.1:{self.g.port}")],
                                   stdout=subprocess.PIPE, text=True, timeout=60)
             self.assertEqual(steady(done.stdout), steady(output), command)
+
+    def test_commands_without_their_output(self):
+        for page in ("README.md", "docs/operations.md"):
+            with open(f"{gateway.SOURCE}/{page}") as f:
+                commands = re.findall("^curl .*", f.read(), re.M)
+            self.assertTrue(commands, page)
+            for command in commands:
+                done = subprocess.run(["bash", "-c", command.replace("127.0.0.1:8000",
+                                                                     f"127.0.0.1:{self.g.port}")],
+                                      stdout=subprocess.PIPE, text=True, timeout=60)
+                reply = json.loads(done.stdout)
+                self.assertTrue(reply.get("choices") or reply.get("data"), (command, reply))
 
 
 if __name__ == "__main__":

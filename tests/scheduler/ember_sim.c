@@ -102,11 +102,11 @@ static void print_report(const struct sim_report *r, double wall_ms)
     double queried = s->queried_tokens ? (double)s->queried_tokens : 1;
 
 #define N(x) ((unsigned long long)(x))
-    printf("requests      %llu: stop %llu, length %llu, cancelled %llu, timeout %llu, error %llu, "
-           "refused %llu\n",
+    printf("requests      %llu: stop %llu, length %llu, cancelled %llu, timeout %llu, "
+           "too long %llu, error %llu, refused %llu\n",
            N(r->requests), N(r->finished[SCHED_STOP]), N(r->finished[SCHED_LENGTH]),
            N(r->finished[SCHED_CANCELLED]), N(r->finished[SCHED_TIMEOUT]),
-           N(r->finished[SCHED_ERROR]), N(r->refused));
+           N(r->finished[SCHED_TOO_LONG]), N(r->finished[SCHED_ERROR]), N(r->refused));
     printf("time          %.3f s simulated, %.0f tokens/s (%.0f ms of this processor)\n",
            r->seconds, r->seconds > 0 ? (double)r->tokens / r->seconds : 0, wall_ms);
     printf("TTFT          p50 %.1f ms, p99 %.1f ms\n", r->ttft_p50, r->ttft_p99);

@@ -243,6 +243,8 @@ static void check_end(struct sim *sim, size_t index, const struct sched_event *e
         BROKEN(sim, "request %zu: nobody cancelled it", index);
     if (e->reason == SCHED_TIMEOUT && !r->deadline)
         BROKEN(sim, "request %zu: it had no deadline", index);
+    if (e->reason == SCHED_TOO_LONG && r->n_prompt <= pages)
+        BROKEN(sim, "request %zu: its prompt of %u tokens fits", index, r->n_prompt);
     if (e->reason == SCHED_ERROR)
         *(guilt_of(job) ? &sim->report.guilty_errors : &sim->report.innocent_errors) += 1;
     sim->report.worst_guilt = MAX(sim->report.worst_guilt, job->choices[e->choice].guilt);

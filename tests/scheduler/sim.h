@@ -51,7 +51,7 @@ struct sim_config {
 };
 
 struct sim_report {
-    uint64_t requests, finished[5], refused; /* finished: choices by enum sched_reason */
+    uint64_t requests, finished[6], refused; /* finished: choices by enum sched_reason */
     uint64_t tokens, steps, joined, deaths, spawns, peak_instances;
     double seconds; /* simulated, until the last request ended */
     double ttft_p50, ttft_p99, itl_p50, itl_p99, e2e_p50; /* ms */

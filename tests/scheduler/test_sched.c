@@ -530,7 +530,7 @@ static void nobody_waits_for_ever(void **state)
     assert_int_equal(next, UINT64_MAX);
     add_instance(f, &small); /* which B does not fit */
     sched_tick(f->sched, f->now, &next);
-    assert_string_equal(f->events, "A.timeout A! B.error B! ");
+    assert_string_equal(f->events, "A.timeout A! B.too_long B! ");
     r.n_prompt = 9;
     uint32_t retry;
     assert_int_equal(-E2BIG, sched_submit(f->sched, &r, f->now, &f->ids['C'], &retry, NULL));
