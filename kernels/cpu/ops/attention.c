@@ -13,6 +13,7 @@
 #define SUMS 8192   /* floats of q, or sums, of those */
 #define MANY 4      /* queries of a block; the last one may have FEW */
 #define FEW 2
+#define AHEAD 2 /* lines that are fetched of each row of q and of the output, a chunk */
 #if VL == 16
 #define WIDE 4 /* vectors that meet a block of queries at a time */
 #else
@@ -23,8 +24,9 @@
 #define OUT_OF_LINE static __attribute__((noinline, unused))
 
 struct room {
-    float q[SUMS];                                /* of each block, scaled: element by element */
-    _Alignas(64) float total[QUERIES][VL];        /* of each query, lane by lane */
+    float q[SUMS]; /* of each block, scaled: element by element */
+    _Alignas(64) float top[QUERIES], total[QUERIES][VL]; /* as in struct query, lane by lane */
+    size_t ahead;                                 /* rows to those that are next, 0: not known */
     float k_scale[CHUNK], v_scale[CHUNK];         /* int8: of the chunk */
     float loose[2 * VL * ATTENTION_DIM_MAX];      /* keys of pages that are not whole vectors */
     float no_p[CHUNK], no_sum[ATTENTION_DIM_MAX]; /* of queries that fill up a block */
@@ -66,6 +68,7 @@ INLINE void pack_block(const struct query *query, size_t n, size_t some, float s
 INLINE void room_start(const uint64_t *args, struct room *room, const struct query *query, size_t n)
 {
     const size_t dk = ATTENTION_DK;
+    room->ahead = n == QUERIES ? QUERIES * args[ATT_KV_HEADS] / args[ATT_Q_HEADS] : 0;
     for (size_t i = 0; i < n; i += MANY)
         pack_block(query + i, n - i < MANY ? n - i : MANY, block_size(i, n),
                    arg_float(args[ATT_SCALE]), room->q + i * dk, dk);
@@ -129,7 +132,7 @@ INLINE void wide_scores(const int P, const enum ember_dtype dtype, const float *
                         struct query *query, size_t n, const char *const *k,
                         const char *const *next, const size_t stride, size_t at, const size_t dk)
 {
-    for (size_t i = 0; i < n; i += MANY, q += MANY * dk, query += MANY)
+    for (size_t i = 0; i < n; i += MANY, q += MANY * dk, query += MANY, next = k)
         if (block_size(i, n) == MANY)
             scores(MANY, P, dtype, q, k, next, stride, query, at, dk);
         else
@@ -201,46 +204,79 @@ INLINE void chunk_scores(const uint64_t *args, const struct kv *kv, struct room 
 
 /* ---- softmax ---- */
 
-/* Scores of the chunk to exponentials; returns what the sums so far are to be multiplied with. Keys
- * unseen get 0. */
-INLINE float softmax(struct query *query, float *total, const struct chunk *c,
-                     const struct room *room, const struct kv *kv)
+/* Scores of the chunk scaled, capped, those of keys unseen the lowest; the largest. */
+INLINE float scale_scores(struct query *query, const struct chunk *c, const struct room *room,
+                          const struct kv *kv)
 {
     static const float lanes[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const int whole = query->first <= c->at && query->end >= c->at + CHUNK;
     const vf lowest = v_set(-__builtin_inff()), lane = v_load(lanes);
     const float first = query->first > c->at ? (float)(query->first - c->at) : 0;
     const float end = whole ? CHUNK : (float)(query->end - c->at);
-    vf s[KEYS], most = lowest;
+    vf most = lowest;
     UNROLL
     for (int i = 0; i < KEYS; i++) {
-        s[i] = v_load(query->p + i * VL);
+        vf s = v_load(query->p + i * VL);
         if (kv->dtype == EMBER_I8)
-            s[i] = v_mul(s[i], v_load(room->k_scale + i * VL));
+            s = v_mul(s, v_load(room->k_scale + i * VL));
         if (kv->softcap > 0)
-            s[i] = v_softcap(s[i], kv->softcap);
+            s = v_softcap(s, kv->softcap);
         if (!whole) {
             vf key = v_add(lane, v_set((float)(i * VL)));
-            s[i] =
-                v_select_lt(key, v_set(first), lowest, v_select_lt(key, v_set(end), s[i], lowest));
+            s = v_select_lt(key, v_set(first), lowest, v_select_lt(key, v_set(end), s, lowest));
         }
-        most = v_max(most, s[i]);
+        v_store(query->p + i * VL, s);
+        most = v_max(most, s);
     }
-    float top = v_reduce_max(most);
-    top = top > query->top ? top : query->top;
-    float keep = top == query->top ? 1.0f : v_first(exp_below(v_set(query->top - top)));
+    return v_reduce_max(most);
+}
+
+/* Scores to exponentials, those of int8 times the values' scales; onto the sum of them. */
+INLINE void exponentials(struct query *query, float *total, float top, float keep,
+                         const struct room *room, const struct kv *kv)
+{
     vf sum = v_zero();
     UNROLL
     for (int i = 0; i < KEYS; i++) {
-        vf p = exp_below(v_sub(s[i], v_set(top)));
+        vf p = exp_below(v_sub(v_load(query->p + i * VL), v_set(top)));
         sum = v_add(sum, p);
         if (kv->dtype == EMBER_I8)
             p = v_mul(p, v_load(room->v_scale + i * VL));
         v_store(query->p + i * VL, p);
     }
     v_store(total, v_fma(v_load(total), v_set(keep), sum));
-    query->top = top;
-    return keep;
+}
+
+/* Scores of the chunk to exponentials; keep: what the sums so far are to be multiplied with. Keys
+ * unseen get 0. Lines of the next tile's q and output are fetched meanwhile, some a chunk. */
+INLINE void softmax(const uint64_t *args, struct query *query, size_t n, const struct chunk *c,
+                    struct room *room, const struct kv *kv, float *keep)
+{
+    const size_t dk = ATTENTION_DK, dv = ATTENTION_DV;
+    _Alignas(64) float top[QUERIES];
+    for (size_t i = 0; i < QUERIES; i += VL)
+        v_store(top + i, v_load(room->top + i));
+    for (size_t q = 0; q < n; q++) {
+        float most;
+        if (!overlaps(query + q, c->at + c->from, c->at + c->to))
+            continue;
+        most = scale_scores(query + q, c, room, kv);
+        top[q] = most > top[q] ? most : top[q];
+    }
+    for (size_t i = 0; i < n; i += VL) {
+        v_store(keep + i, exp_below(v_sub(v_load(room->top + i), v_load(top + i))));
+        v_store(room->top + i, v_load(top + i));
+    }
+    for (size_t q = 0; q < n; q++) {
+        for (size_t i = 0; room->ahead && i < AHEAD; i++) {
+            const size_t d = (c->at / CHUNK * AHEAD + i) * 16;
+            __builtin_prefetch(query[q].q + room->ahead * (args[ATT_Q_STRIDE] / 4) + d % dk, 0, 2);
+            __builtin_prefetch(query[q].out + room->ahead * (args[ATT_OUT_STRIDE] / 4) + d % dv, 1,
+                               2);
+        }
+        if (overlaps(query + q, c->at + c->from, c->at + c->to))
+            exponentials(query + q, room->total[q], top[q], keep[q], room, kv);
+    }
 }
 
 /* ---- values ---- */
@@ -370,10 +406,9 @@ INLINE void block_values(const uint64_t *args, enum ember_dtype dtype, struct ro
         for (size_t i = 0; i < n; i++) {
             size_t from = behind && seen[i].from < all.to ? all.to : seen[i].from,
                    to = !behind && seen[i].to > all.from ? all.from : seen[i].to;
-            const struct adding one[FEW] = {adding[i], none};
             if (from >= to)
                 continue;
-            values(args, dtype, FEW, one, c, from, to);
+            values(args, dtype, FEW, (const struct adding[FEW]){adding[i], none}, c, from, to);
             adding[i].keep = 1;
         }
         if (behind || all.from == all.to)
@@ -440,9 +475,7 @@ INLINE void run_chunk(const uint64_t *args, const struct kv *kv, struct room *ro
 {
     float keep[QUERIES];
     chunk_scores(args, kv, room, query, n, c);
-    for (size_t q = 0; q < n; q++)
-        if (overlaps(query + q, c->at + c->from, c->at + c->to))
-            keep[q] = softmax(query + q, room->total[q], c, room, kv);
+    softmax(args, query, n, c, room, kv, keep);
     for (size_t i = 0; i < n; i += MANY)
         block_values(args, kv->dtype, room, query + i, n - i < MANY ? n - i : MANY,
                      block_size(i, n), c, keep + i);
@@ -456,8 +489,9 @@ OUT_OF_LINE void run_part(const uint64_t *args, const struct kv *kv, struct room
     size_t first = query[0].first > from ? query[0].first : from,
            end = query[n - 1].end < to ? query[n - 1].end : to;
     struct chunk c;
+    for (size_t i = 0; i < QUERIES; i += VL)
+        v_store(room->top + i, v_set(LOWEST));
     for (size_t q = 0; q < n; q++) {
-        query[q].top = LOWEST;
         v_store(room->total[q], v_zero());
         for (size_t d = 0; d < dv; d += VL)
             v_put(query[q].sum + d, v_zero(), V_LEFT(d, dv));
@@ -467,8 +501,10 @@ OUT_OF_LINE void run_part(const uint64_t *args, const struct kv *kv, struct room
                     at + CHUNK < end ? at + CHUNK : end, query[n - 1].end);
         run_chunk(args, kv, room, query, n, &c);
     }
-    for (size_t q = 0; q < n; q++)
+    for (size_t q = 0; q < n; q++) {
+        query[q].top = room->top[q];
         query[q].total = v_sum(v_load(room->total[q]));
+    }
 }
 
 #include "kernels/cpu/ops/attention_rows.h"
