@@ -6,11 +6,10 @@ import os
 import shutil
 import tempfile
 import time
-import unittest
 
 import harness
-from harness import grpc, pb
-from test_real import CASES, Driver, made
+from driver import CASES, Driver, made
+from harness import grpc
 
 CODE = grpc.StatusCode
 GOLDEN = os.path.join(harness.SOURCE, "tests", "goldens", "llama")
@@ -19,7 +18,7 @@ UP = "model.layers.0.mlp.up_proj.weight"
 SANITIZED = "ASAN_OPTIONS" in os.environ  # shadow and quarantine are no memory of emberd's
 
 
-class Attack(unittest.TestCase):
+class Attack(harness.Case):
     warm = None  # a cache with what ember-tiny needs, for what is not about the cache
 
     @classmethod
@@ -50,8 +49,7 @@ class Attack(unittest.TestCase):
         options = (f"--cc={self.hurry()}", *options)
         if not cold:
             options = (f"--cache-dir={self.warm_cache()}", *options)
-        d = harness.Daemon(*options, real=True, **more)
-        self.addCleanup(lambda: d.process.returncode is None and d.stop())
+        d = super().daemon(*options, real=True, **more)
         self.addCleanup(self.end_drivers)
         return d
 
@@ -62,14 +60,6 @@ class Attack(unittest.TestCase):
     def end_drivers(self):
         while made:
             made.pop().close()
-
-    def fails(self, code, call, text):
-        with self.assertRaises(grpc.RpcError) as caught:
-            result = call()
-            if not isinstance(result, (list, pb.SpawnInstanceResponse)):
-                list(result)
-        self.assertEqual(caught.exception.code(), code, caught.exception.details())
-        self.assertRegex(caught.exception.details(), text)
 
     def serves(self, d, **fields):
         """A fresh instance gives the right tokens."""

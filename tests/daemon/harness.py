@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import unittest
 
 try:
     import grpc
@@ -267,3 +268,42 @@ def alive(pid):
             return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+def name_of(pid):
+    try:
+        with open(f"/proc/{pid}/comm") as f:
+            return f.read().strip()
+    except FileNotFoundError:
+        return ""
+
+
+class Case(unittest.TestCase):
+    """A test that runs daemons; what it leaves running ends with it."""
+
+    def daemon(self, *options, **more):
+        d = Daemon(*options, **more)
+        self.addCleanup(lambda: d.process.returncode is None and d.stop())
+        return d
+
+    def fails(self, code, call, text="."):
+        """The call, or reading its stream, ends with this status and a text that the expression finds;
+        returns the text."""
+        with self.assertRaises(grpc.RpcError) as caught:
+            result = call()
+            if hasattr(result, "__next__"):
+                list(result)
+        error = caught.exception
+        self.assertEqual(error.code(), code, error.details())
+        self.assertRegex(error.details(), text)
+        return error.details()
+
+    def fake_driver(self, spawned, token=None):
+        """Connects to a fake instance as its driver; any other token than the lease's is refused."""
+        s = socket.socket(socket.AF_UNIX)
+        self.addCleanup(s.close)
+        s.settimeout(60)
+        s.connect(spawned.instance.socket)
+        s.sendall((token or spawned.lease.token).encode() + b"\n")
+        self.assertEqual(s.recv(3), b"no\n" if token else b"ok\n")
+        return s

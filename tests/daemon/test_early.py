@@ -7,29 +7,14 @@ import threading
 import time
 import unittest
 
-import test_real
-from harness import alive, grpc
-from test_real import CASES
+from driver import CASES, Real
+from harness import TINY, alive, grpc, name_of
 
 CODE = grpc.StatusCode
 SLOWLY = "--load-rate=4MiB"  # the embedded model takes about four seconds
 
 
-def name_of(pid):
-    try:
-        with open(f"/proc/{pid}/comm") as f:
-            return f.read().strip()
-    except FileNotFoundError:
-        return ""
-
-
-class Early(unittest.TestCase):
-    def daemon(self, *options, **more):
-        return test_real.Real.daemon(self, *options, **more)
-
-    driver = test_real.Real.driver
-    tearDown = test_real.Real.tearDown
-
+class Early(Real):
     def loaders(self, d):
         return [p for p in d.children() if name_of(p) == "ember-loader"]
 
@@ -72,7 +57,7 @@ class Early(unittest.TestCase):
 
     def test_term_during_a_load_is_no_failure_of_it(self):
         d = self.daemon(SLOWLY, "--standby=0")
-        call = d.client.LoadModel(path=test_real.TINY)
+        call = d.client.LoadModel(path=TINY)
         next(call)
         d.wait_until(lambda: self.loaders(d), "it loads")
         folder, d.own_folder = d.folder, False

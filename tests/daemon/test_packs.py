@@ -7,25 +7,20 @@ import tempfile
 import unittest
 
 import harness
-import test_real
-from harness import TINY, alive, pb
-from test_early import name_of
-from test_real import CASES
+from driver import CASES, Real
+from harness import TINY, alive, name_of
 
 AWQ = os.path.join(harness.SOURCE, "tests", "goldens", "qwen3-awq")
 
 
-class Packs(unittest.TestCase):
-    tearDown = test_real.Real.tearDown
-    driver = test_real.Real.driver
-
+class Packs(Real):
     def setUp(self):
         self.folder = tempfile.mkdtemp(prefix="ember-packs-")
         self.addCleanup(shutil.rmtree, self.folder, ignore_errors=True)
         self.packs = os.path.join(self.folder, "cache", "packs")
 
     def daemon(self, *options, **more):
-        return test_real.Real.daemon(self, "--standby=0", *options, folder=self.folder, **more)
+        return super().daemon("--standby=0", *options, folder=self.folder, **more)
 
     def names(self):
         return sorted(os.listdir(self.packs)) if os.path.isdir(self.packs) else []
