@@ -43,7 +43,7 @@ KERNEL(measure_int8)
         UNROLL
         for (int i = 0; i < MEASURE_CHAINS; i++) {
 #if EMBER_ISA == 3
-            acc[i] = _mm512_dpbusd_epi32(acc[i], a, b);
+            acc[i] = vnni_dot(acc[i], a, b);
 #else
             acc[i] = vi_add(acc[i], vi_madd16(a, b));
 #endif
