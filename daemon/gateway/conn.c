@@ -13,7 +13,6 @@
 #include "base/log.h"
 #include "daemon/gateway/request.h"
 #include "ember/v1/step.pb-c.h"
-#include "proto/step_frame.h"
 
 void conn_fail(struct conn *conn, bool died, const char *format, ...)
 {
@@ -318,7 +317,7 @@ static void welcome(struct conn *conn, const Ember__V1__Welcome *w)
                                   .joins = w->joins};
     struct error err = {0};
 
-    bufferevent_set_timeouts(conn->bev, NULL, NULL);
+    event_remove_timer(conn->readable);
     conn->max_tokens = w->max_tokens;
     conn->grammar_room = w->grammar_bytes;
     if (strcmp(w->model, model->name))
@@ -487,38 +486,33 @@ static void frame_in(struct conn *conn, const uint8_t *data, size_t len)
     arena_reset(&arena);
 }
 
-static void on_read(struct bufferevent *bev, void *arg)
+/* Past libevent's buffers, which ask the kernel how much there is before they read it, and call
+ * back a turn later: once a step, with cold caches. */
+static void on_readable(int fd, short what, void *arg)
 {
-    struct evbuffer *in = bufferevent_get_input(bev);
     struct conn *conn = arg;
-    uint8_t head[4];
+    const uint8_t *data;
+    size_t len;
 
-    while (!conn->failed && evbuffer_copyout(in, head, 4) == 4) {
-        size_t len = head[0] | (size_t)head[1] << 8 | (size_t)head[2] << 16 | (size_t)head[3] << 24;
-        if (!len || len > STEP_FRAME_MAX) {
-            conn_fail(conn, true, "a frame of %zu bytes", len);
-            return;
-        }
-        if (evbuffer_get_length(in) < len + 4)
-            return;
-        const uint8_t *data = evbuffer_pullup(in, (ssize_t)len + 4);
-        if (!data) {
-            conn_fail(conn, false, "no memory for a frame");
-            return;
-        }
-        frame_in(conn, data + 4, len);
-        evbuffer_drain(in, len + 4);
+    if (what & EV_TIMEOUT) {
+        conn_fail(conn, true, "no Welcome in time");
+        return;
     }
+    int r = frame_fill(&conn->reader, fd);
+    if (r < 0) {
+        event_del(conn->readable);
+        conn_fail(conn, true, "the instance has gone");
+    }
+    while (r == 0 && !conn->failed && (r = frame_next(&conn->reader, &data, &len)) == 0)
+        frame_in(conn, data, len);
+    if (r == -EMSGSIZE)
+        conn_fail(conn, true, "a frame of 0 or more than %d bytes", (int)STEP_FRAME_MAX);
 }
 
 static void on_event(struct bufferevent *bev, short what, void *arg)
 {
-    struct conn *conn = arg;
-
-    if (what & BEV_EVENT_TIMEOUT)
-        conn_fail(conn, true, "no Welcome in time");
-    else if (what & (BEV_EVENT_EOF | BEV_EVENT_ERROR))
-        conn_fail(conn, true, "the instance has gone");
+    if (what & (BEV_EVENT_EOF | BEV_EVENT_ERROR))
+        conn_fail(arg, true, "the instance has gone");
 }
 
 /* ---- coming and going ---- */
@@ -549,10 +543,12 @@ int conn_new(struct gw_model *model, const char *id, const char *token, const ch
                           .socket = x_strdup(path),
                           .bev = bev,
                           .since_ns = clock_ns()};
-    bufferevent_setcb(bev, on_read, NULL, on_event, conn);
-    bufferevent_set_timeouts(bev, &limit, NULL);
-    bufferevent_setwatermark(bev, EV_READ, 0, STEP_FRAME_MAX + 4);
-    bufferevent_enable(bev, EV_READ | EV_WRITE);
+    conn->readable =
+        event_new(model->gw->base, bufferevent_getfd(bev), EV_READ | EV_PERSIST, on_readable, conn);
+    event_add(conn->readable, &limit);
+    bufferevent_setcb(bev, NULL, NULL, on_event, conn);
+    bufferevent_disable(bev, EV_READ);
+    bufferevent_enable(bev, EV_WRITE);
     TAILQ_INSERT_TAIL(&model->conns, conn, link);
     hello(conn);
     *ret = conn;
@@ -568,6 +564,8 @@ void conn_free(struct conn *conn)
         compiled_unref(conn->grammars[i]);
     free(conn->grammars);
     free(conn->unfollowed);
+    event_free(conn->readable);
+    frame_reader_free(&conn->reader);
     bufferevent_free(conn->bev);
     free(conn->id);
     free(conn->token);

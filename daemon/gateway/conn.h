@@ -10,6 +10,7 @@
 #include <event2/bufferevent.h>
 
 #include "daemon/gateway/gateway.h"
+#include "proto/step_frame.h"
 
 /* A step in flight. */
 struct conn_flight {
@@ -22,7 +23,9 @@ struct conn {
     struct gw_model *model;
     TAILQ_ENTRY(conn) link; /* model->conns */
     char *id, *token, *socket;
-    struct bufferevent *bev;
+    struct bufferevent *bev; /* what the socket does not take at once */
+    struct event *readable;
+    struct frame_reader reader;
     struct sched_instance *sched; /* NULL until Welcome */
     struct conn_flight flights[SCHED_FLIGHTS];
     unsigned n_flights;

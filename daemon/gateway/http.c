@@ -635,11 +635,13 @@ void http_stream_begin(struct http_request *request)
 static const char *take_chunk(struct http_request *request, size_t *ret_len)
 {
     struct buffer *b = &request->pending;
-    char head[CHUNK_ROOM + 1];
-    int n = snprintf(head, sizeof head, "%zx\r\n", b->len - CHUNK_ROOM);
-    char *start = b->data + CHUNK_ROOM - n;
+    size_t left = b->len - CHUNK_ROOM;
+    char *start = b->data + CHUNK_ROOM - 2;
 
-    memcpy(start, head, (size_t)n);
+    memcpy(start, "\r\n", 2);
+    do
+        *--start = "0123456789abcdef"[left % 16];
+    while (left /= 16);
     memcpy(b->data + b->len, "\r\n", 2); /* http_stream_send has made room */
     *ret_len = b->len + 2 - (size_t)(start - b->data);
     b->len = 0;
