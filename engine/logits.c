@@ -97,14 +97,38 @@ void logits_top(const float *logits, uint32_t vocab, double norm, uint32_t n,
 
 /* ---- what changes logits ---- */
 
-bool logits_change_penalty(const struct logits_change *c)
+static bool penalises(const struct logits_change *c)
 {
     return (c->repetition != 0 && c->repetition != 1) || c->frequency != 0 || c->presence != 0;
 }
 
 bool logits_change_any(const struct logits_change *c)
 {
-    return c->n_bias || c->n_suppress || logits_change_penalty(c);
+    return c->n_bias || c->n_suppress || c->n_allowed || logits_change_history(c);
+}
+
+bool logits_change_history(const struct logits_change *c)
+{
+    return c->n_bad || penalises(c);
+}
+
+static int check_bad(const struct logits_change *c, uint32_t vocab, struct error *err)
+{
+    uint64_t sum = 0;
+
+    for (size_t i = 0; i < c->n_bad; i++) {
+        sum += c->bad_lens[i];
+        if (!c->bad_lens[i])
+            return error_set(err, EINVAL, "bad run %zu has no tokens", i);
+    }
+    if (sum != c->n_bad_tokens)
+        return error_set(err, EINVAL, "bad runs of %llu tokens in all, of which there are %zu",
+                         (unsigned long long)sum, c->n_bad_tokens);
+    for (size_t i = 0; i < c->n_bad_tokens; i++)
+        if (c->bad_tokens[i] >= vocab)
+            return error_set(err, EINVAL, "bad token %u: the vocabulary has %u", c->bad_tokens[i],
+                             vocab);
+    return 0;
 }
 
 int logits_change_check(const struct logits_change *c, uint32_t vocab, struct error *err)
@@ -118,11 +142,15 @@ int logits_change_check(const struct logits_change *c, uint32_t vocab, struct er
         if (c->bias_tokens[i] >= vocab || !isfinite(c->bias_values[i]))
             return error_set(err, EINVAL, "the bias of token %u: the vocabulary has %u",
                              c->bias_tokens[i], vocab);
+    for (size_t i = 0; i < c->n_allowed; i++)
+        if (c->allowed[i] >= vocab)
+            return error_set(err, EINVAL, "allowed token %u: the vocabulary has %u", c->allowed[i],
+                             vocab);
     for (size_t i = 0; i < c->n_history; i++)
         if (c->history[i] >= vocab)
             return error_set(err, EINVAL, "token %zu of the history is %u, the vocabulary has %u",
                              i, c->history[i], vocab);
-    return 0;
+    return check_bad(c, vocab, err);
 }
 
 #define IN_PROMPT (UINT32_C(1) << 31)
@@ -149,6 +177,39 @@ static void penalise(const struct logits_change *c, float *logits, uint32_t *cou
     }
 }
 
+static void keep_allowed(const struct logits_change *c, float *logits, uint32_t vocab,
+                         uint32_t *counts)
+{
+    for (size_t i = 0; i < c->n_allowed; i++)
+        counts[c->allowed[i]] = 1;
+    for (uint32_t i = 0; i < vocab; i++)
+        if (!counts[i])
+            logits[i] = -INFINITY;
+    for (size_t i = 0; i < c->n_allowed; i++)
+        counts[c->allowed[i]] = 0;
+}
+
+/* The last token of each run whose others have just been generated. */
+static void ban(const struct logits_change *c, float *logits)
+{
+    size_t generated = c->n_history - MIN(c->n_prompt, c->n_history);
+    const uint32_t *run = c->bad_tokens, *end = c->history + c->n_history;
+
+    for (size_t i = 0; i < c->n_bad; run += c->bad_lens[i++]) {
+        size_t before = c->bad_lens[i] - 1;
+        if (!before || (before <= generated && !memcmp(end - before, run, before * sizeof *run)))
+            logits[run[before]] = -INFINITY;
+    }
+}
+
+static void leave_one(const struct logits_change *c, float *logits)
+{
+    for (size_t i = 0; i < c->n_allowed; i++)
+        if (logits[c->allowed[i]] > -INFINITY)
+            return;
+    logits[c->allowed[0]] = 0;
+}
+
 void logits_change_apply(const struct logits_change *c, float *logits, uint32_t vocab,
                          uint32_t *counts)
 {
@@ -157,6 +218,11 @@ void logits_change_apply(const struct logits_change *c, float *logits, uint32_t 
     for (size_t i = 0; i < c->n_suppress; i++)
         if (c->suppress[i] < vocab)
             logits[c->suppress[i]] = -INFINITY;
-    if (logits_change_penalty(c))
+    if (c->n_allowed)
+        keep_allowed(c, logits, vocab, counts);
+    ban(c, logits);
+    if (penalises(c))
         penalise(c, logits, counts);
+    if (c->n_allowed)
+        leave_one(c, logits);
 }

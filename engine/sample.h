@@ -29,9 +29,10 @@ struct token_logprob {
 
 /*
  * What changes logits before a token is chosen, in this order (vLLM's): biases are added,
- * suppressed tokens get -infinity, the logits of tokens that have occurred are divided (negative
- * ones multiplied) by the repetition penalty, those of generated ones lowered by frequency times
- * their count and by presence.
+ * suppressed tokens, those that are not allowed and those that would complete a bad run get
+ * -infinity, the logits of tokens that have occurred are divided (negative ones multiplied) by the
+ * repetition penalty, those of generated ones lowered by frequency times their count and by
+ * presence. Where this leaves none of the allowed, the first of them is.
  */
 struct logits_change {
     const uint32_t *bias_tokens; /* [n_bias], with bias_values */
@@ -39,6 +40,10 @@ struct logits_change {
     size_t n_bias;
     const uint32_t *suppress; /* ids beyond the vocabulary are ignored */
     size_t n_suppress;
+    const uint32_t *allowed; /* nothing else is; none: everything */
+    size_t n_allowed;
+    const uint32_t *bad_tokens, *bad_lens; /* runs one behind the other, [n_bad] lengths */
+    size_t n_bad_tokens, n_bad;
     float repetition; /* 0 or 1: none */
     float frequency, presence;
     const uint32_t *history;    /* the sequence's tokens */
@@ -48,8 +53,8 @@ struct logits_change {
 /* Whether there is anything to change. */
 bool logits_change_any(const struct logits_change *change);
 /* Whether it depends on the history. */
-bool logits_change_penalty(const struct logits_change *change);
-/* -EINVAL: a token beyond the vocabulary, a number that is none. */
+bool logits_change_history(const struct logits_change *change);
+/* -EINVAL: a token beyond the vocabulary, a number that is none, runs that do not add up. */
 int logits_change_check(const struct logits_change *change, uint32_t vocab, struct error *err);
 /* `counts` is scratch of `vocab` zeros, and zeros again afterwards. */
 void logits_change_apply(const struct logits_change *change, float *logits, uint32_t vocab,

@@ -191,9 +191,9 @@ static bool make_room(uint32_t n)
     return scratch.room;
 }
 
-static bool has_penalty(const Ember__V1__Sampling *s)
+static bool needs_history(const Ember__V1__Sampling *s)
 {
-    return (s->repetition_penalty != 0 && s->repetition_penalty != 1) ||
+    return s->n_bad_lens || (s->repetition_penalty != 0 && s->repetition_penalty != 1) ||
            s->frequency_penalty != 0 || s->presence_penalty != 0;
 }
 
@@ -248,7 +248,7 @@ static void fill(struct conn *conn, const struct sched_seq *from, Ember__V1__Sam
     *sampling = *(const Ember__V1__Sampling *)from->sampling;
     sampling->seed = choice_seed(part, sampling->seed, from->choice);
     to->sampling = sampling;
-    if (has_penalty(sampling)) {
+    if (needs_history(sampling)) {
         to->history = (uint32_t *)from->known;
         to->n_history = from->n_known;
     }

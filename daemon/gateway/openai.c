@@ -184,6 +184,31 @@ static void f_stop_token_ids(struct parse *p)
         ids(p, p->value, &p->r->stop_ids, &p->r->n_stop_ids);
 }
 
+static void f_allowed_token_ids(struct parse *p)
+{
+    size_t n = json_array_size(p->value);
+
+    if (!n || n > API_TOKENS_MAX)
+        bad(p, "expected a list of 1 to %d token ids", API_TOKENS_MAX);
+    else
+        ids(p, p->value, &p->r->sampling.allowed, &p->r->sampling.n_allowed);
+}
+
+static void f_bad_words(struct parse *p)
+{
+    size_t i;
+    json_t *v;
+
+    if (!json_is_array(p->value) || json_array_size(p->value) > API_BAD_WORDS_MAX)
+        bad(p, "expected a list of at most %d texts", API_BAD_WORDS_MAX);
+    json_array_foreach(p->value, i, v)
+    {
+        if (!json_string_length(v))
+            bad(p, "element %zu is not a text", i);
+    }
+    p->r->bad_words = p->value;
+}
+
 static void f_logit_bias(struct parse *p)
 {
     Ember__V1__Sampling *s = &p->r->sampling;
@@ -191,8 +216,8 @@ static void f_logit_bias(struct parse *p)
     const char *key;
     json_t *v;
 
-    if (!json_is_object(p->value) || n > 1024) {
-        bad(p, "expected an object of at most 1024 tokens");
+    if (!json_is_object(p->value) || n > API_TOKENS_MAX) {
+        bad(p, "expected an object of at most %d tokens", API_TOKENS_MAX);
         return;
     }
     s->bias_tokens = mem_alloc(n + 1, sizeof *s->bias_tokens);
@@ -569,7 +594,7 @@ static void f_ignored(struct parse *p)
     X(guided_whitespace_pattern, G, r->grammar.whitespace = string(p))                             \
     X(guided_decoding_backend, G, f_ignored(p))                                                    \
     X(logits_processors, G, f_unsupported(p))                                                      \
-    X(allowed_token_ids, G, f_unsupported(p))                                                      \
+    X(allowed_token_ids, G, f_allowed_token_ids(p))                                                \
     X(logprob_token_ids, G, f_unsupported(p))                                                      \
     X(repetition_detection, G, f_unsupported(p))                                                   \
     X(thinking_token_budget, G, f_thinking_budget(p))                                              \
@@ -577,7 +602,7 @@ static void f_ignored(struct parse *p)
     X(truncate_prompt_tokens, G, f_truncate(p))                                                    \
     X(truncation_side, G, f_truncation_side(p))                                                    \
     X(return_tokens_as_token_ids, G, r->tokens_as_ids = boolean(p))                                \
-    X(bad_words, G, f_unless_empty(p))                                                             \
+    X(bad_words, G, f_bad_words(p))                                                                \
     X(functions, H, f_unless_empty(p))                                                             \
     X(web_search_options, H, f_unsupported(p))                                                     \
     X(modalities, H, f_modalities(p))                                                              \
@@ -759,6 +784,9 @@ void api_request_free(struct api_request *r)
     free(r->stop_ids);
     free(r->sampling.bias_tokens);
     free(r->sampling.bias_values);
+    free(r->sampling.allowed);
+    free(r->sampling.bad_tokens);
+    free(r->sampling.bad_lens);
     json_decref(r->grammar.owned);
     json_decref(r->json);
     *r = (struct api_request){0};

@@ -19,6 +19,9 @@
 #define API_UNITS_MAX 5000000 /* of what a body holds once it is parsed */
 #define API_LOGPROBS_MAX 20
 #define API_STOPS_MAX 64
+#define API_TOKENS_MAX                                                                             \
+    1024 /* of logit_bias, allowed_token_ids, bad_words: they go with each step */
+#define API_BAD_WORDS_MAX 256
 #define API_UNKNOWN_MAX 8
 
 enum api_tool_choice { API_TOOLS_AUTO, API_TOOLS_NONE, API_TOOLS_REQUIRED, API_TOOLS_NAMED };
@@ -86,6 +89,7 @@ struct api_request {
     size_t stop_lens[API_STOPS_MAX], n_stops;
     uint32_t *stop_ids;
     size_t n_stop_ids;
+    json_t *bad_words; /* borrowed; sampling.bad_tokens once they are tokenized */
     int64_t priority;
     const char *cache_salt, *user, *template_name, *request_id;
     const char *unknown[API_UNKNOWN_MAX]; /* fields that mean nothing to us */

@@ -436,11 +436,75 @@ static void apply_defaults(const struct text *text, struct api_request *request)
         s->logprobs = MAX(s->logprobs, (uint32_t)request->prompt_logprobs);
 }
 
+/* One more run that must not be generated. */
+static int ban(const struct text *text, Ember__V1__Sampling *s, const char *word, size_t len,
+               struct error *err)
+{
+    uint32_t *run = NULL, *grown;
+    size_t n, had = s->n_bad_tokens;
+    int r = tokenizer_encode(text->tokenizer, word, len, false, &run, &n, err);
+
+    if (r == 0 && had + n > API_TOKENS_MAX)
+        r = error_set(err, EINVAL, "bad_words: more than %d tokens", API_TOKENS_MAX);
+    if (r == 0 && n) {
+        grown = realloc(s->bad_tokens, (had + n) * sizeof *grown);
+        if (!grown) {
+            r = error_set(err, ENOMEM, "no memory for a bad word");
+        } else {
+            memcpy(grown + had, run, n * sizeof *run);
+            s->bad_tokens = grown;
+            s->n_bad_tokens += n;
+            s->bad_lens[s->n_bad_lens++] = (uint32_t)n;
+        }
+    }
+    free(run);
+    return r;
+}
+
+/* A word is one at the beginning of a text, and one behind a space. */
+static int ban_words(const struct text *text, struct api_request *request, struct api_error *fail)
+{
+    Ember__V1__Sampling *s = &request->sampling;
+    struct error err = {0};
+    size_t i;
+    json_t *v;
+    int r = 0;
+
+    if (!json_array_size(request->bad_words))
+        return 0;
+    s->bad_lens = mem_alloc(2 * json_array_size(request->bad_words), sizeof *s->bad_lens);
+    if (!s->bad_lens)
+        r = error_set(&err, ENOMEM, "no memory for bad words");
+    json_array_foreach(request->bad_words, i, v)
+    {
+        const char *word = json_string_value(v);
+        word += strspn(word, " ");
+        _cleanup_free_ char *behind = x_printf(" %s", word);
+        if (r == 0)
+            r = ban(text, s, word, strlen(word), &err);
+        if (r == 0)
+            r = ban(text, s, behind, strlen(behind), &err);
+    }
+    for (size_t k = 0; r == 0 && k < s->n_bad_tokens; k++)
+        if (s->bad_tokens[k] >= text->vocab_size)
+            r = error_set(&err, EINVAL, "bad_words: token id %u is out of vocabulary (%u)",
+                          s->bad_tokens[k], text->vocab_size);
+    return r < 0 ? fail_with(fail, "bad_words", &err) : 0;
+}
+
 /* Ids that the model does not have cannot be biased or stopped at. */
 static int check_sampling(const struct text *text, const struct api_request *request,
                           struct api_error *fail)
 {
     struct error err = {0};
+
+    for (size_t i = 0; i < request->sampling.n_allowed; i++) {
+        if (request->sampling.allowed[i] < text->vocab_size)
+            continue;
+        error_set(&err, EINVAL, "allowed_token_ids: token id %u is out of vocabulary (%u)",
+                  request->sampling.allowed[i], text->vocab_size);
+        return fail_with(fail, "allowed_token_ids", &err);
+    }
 
     for (size_t i = 0; i < request->sampling.n_bias_tokens; i++) {
         if (request->sampling.bias_tokens[i] < text->vocab_size)
@@ -462,6 +526,8 @@ int text_prepare(const struct text *text, struct api_request *request, struct ap
     if (r < 0 || request->kind == API_TOKENIZE || request->kind == API_DETOKENIZE)
         return r;
     r = check_sampling(text, request, fail);
+    if (r == 0)
+        r = ban_words(text, request, fail);
     leave_calls_open(text, request);
     apply_defaults(text, request);
     return r;

@@ -105,6 +105,12 @@ static struct logits_change change_of(const Ember__V1__SequenceStep *seq)
     change.bias_tokens = s->bias_tokens;
     change.bias_values = s->bias_values;
     change.n_bias = s->n_bias_tokens;
+    change.allowed = s->allowed;
+    change.n_allowed = s->n_allowed;
+    change.bad_tokens = s->bad_tokens;
+    change.n_bad_tokens = s->n_bad_tokens;
+    change.bad_lens = s->bad_lens;
+    change.n_bad = s->n_bad_lens;
     change.repetition = s->repetition_penalty;
     change.frequency = s->frequency_penalty;
     change.presence = s->presence_penalty;
@@ -238,7 +244,7 @@ static void add_logprobs(struct work *work, uint32_t row, Ember__V1__SequenceRes
 static int complete_history(const Ember__V1__SequenceStep *seq, uint32_t token, struct work *work,
                             struct logits_change *change, struct error *err)
 {
-    if (!seq->token_from_previous || !logits_change_penalty(change))
+    if (!seq->token_from_previous || !logits_change_history(change))
         return 0;
     free(work->history);
     work->history = mem_alloc(change->n_history + 1, sizeof *work->history);

@@ -51,6 +51,7 @@ GOOD = {
                  [TURN, {"role": "assistant", "tool_calls": 5}],
                  [TURN, {"role": "tool", "tool_call_id": "c", "content": "x"}],
                  [{"role": "user", "content": "a " * 3000}]],
+    "allowed_token_ids": [[5], [2], [77, 300]], "bad_words": [["the"], [" King", "of the"], ["\u00e9"]],
     "stop": ["the", [" a", "e"], "."], "stop_token_ids": [[14], [2, 261]],
     "temperature": [0, 2.5], "logprobs": [3, True], "stream": [True], "echo": [True],
     "stream_options": [{"include_usage": True, "continuous_usage_stats": True}],

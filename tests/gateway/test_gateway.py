@@ -356,6 +356,40 @@ class Api(Case):
         r = self.g.complete(STORY, max_tokens=3, return_token_ids=True, logit_bias={"77": 100})
         self.assertEqual(r["choices"][0]["token_ids"], [77] * 3)
 
+    def test_only_what_is_allowed(self):
+        for drawn in ({}, {"temperature": 2, "seed": 3, "n": 3}):
+            r = self.g.complete(STORY, max_tokens=20, allowed_token_ids=[77, 300, 77],
+                                return_token_ids=True, **drawn)
+            for c in r["choices"]:
+                self.assertEqual(len(c["token_ids"]), 20)
+                self.assertLessEqual(set(c["token_ids"]), {77, 300})
+        r = self.g.complete(STORY, max_tokens=5, allowed_token_ids=[77], bad_words=["x"],
+                            logit_bias={"77": -100}, min_tokens=5, return_token_ids=True)
+        self.assertEqual(r["choices"][0]["token_ids"], [77] * 5)
+        r = self.g.complete(STORY, max_tokens=4, allowed_token_ids=[2, 77], guided_regex="[xyz]{2}")
+        self.assertRegex(r["choices"][0]["text"], "^[xyz]{2}$")  # nothing else remains
+        for wrong in ([], [4096], 5, [-1], ["x"], [77] * 1025):
+            self.fails(400, "/v1/completions", {"prompt": "x", "allowed_token_ids": wrong}, ".",
+                       param="allowed_token_ids")
+
+    def test_bad_words(self):
+        plain_text = self.g.complete(STORY, max_tokens=40)["choices"][0]["text"]
+        seen = plain_text.split()
+        words = [w for w in seen if w.isalpha()][:6]
+        pair = " ".join(seen[1:3])  # what needs the tokens before it, one of them still in flight
+        for bad in (words, [pair], [f" {pair}"], [" ".join(seen[:5])], ["nowhere to be seen"]):
+            for more in ({}, {"frequency_penalty": 0.01}):
+                chunks = self.g.stream_text(STORY, max_tokens=40, bad_words=bad, **more)[0]
+                whole = self.g.complete(STORY, max_tokens=40, bad_words=bad, **more)["choices"][0]
+                self.assertEqual(chunks, whole["text"])
+                for word in bad:
+                    self.assertNotRegex(whole["text"], rf"(^|\\s){re.escape(word.strip())}\\b")
+        self.assertEqual(whole["text"], self.g.complete(STORY, max_tokens=40, **more)["choices"][0]["text"])
+        self.g.chat("Who are you?", max_tokens=3, bad_words=[])
+        for wrong in ("x", [""], [5], ["x"] * 257, ["a b c d " * 300]):
+            self.fails(400, "/v1/completions", {"prompt": "x", "bad_words": wrong}, ".",
+                       param="bad_words")
+
     def test_sampling_is_the_seed_s(self):
         body = {"temperature": 1, "seed": 7, "max_tokens": 16}
         first = self.g.complete(STORY, **body)["choices"][0]["text"]
@@ -471,14 +505,13 @@ class Api(Case):
 
     def test_fields_without_a_meaning_here(self):
         """Those that change no answer are taken; those that would are refused by name."""
-        self.g.complete("x", max_tokens=1, bad_words=[], prompt_cache_key="a", vllm_xargs={},
+        self.g.complete("x", max_tokens=1, prompt_cache_key="a", vllm_xargs={},
                         length_penalty=1.0, safety_identifier="me")
         self.g.chat("x", max_tokens=1, modalities=["text"], verbosity="low", functions=[])
         self.assertNotIn("unknown field ignored field=\"verbosity\"", self.g.text())
         self.g.chat("x", max_tokens=1, top_logprobs=0, session_id="s", thinking_token_budget=-1,
                     seed=-2 ** 63, priority=time.time_ns(), stop=None, n=None, logit_bias=None)
-        for field, value in (("bad_words", ["x"]), ("allowed_token_ids", [1]),
-                             ("logprob_token_ids", [1]), ("thinking_token_budget", 5),
+        for field, value in (("logprob_token_ids", [1]), ("thinking_token_budget", 5),
                              ("repetition_detection", {}), ("use_beam_search", True)):
             self.fails(400, "/v1/completions", {"prompt": "x", field: value}, field, param=field)
         chat = {"messages": [{"role": "user", "content": "x"}]}
@@ -637,7 +670,8 @@ class Api(Case):
             t.start()
         wait_until(lambda: self.g.get("/load")[2]["server_load"] == 3, "both have come")
         before = self.g.metric("vllm:generation_tokens_total")
-        wait_until(lambda: self.g.metric("vllm:generation_tokens_total") > before + 40, "the stream goes on")
+        free = self.g.complete(STORY, max_tokens=40, **more)["choices"][0]["text"]
+        self.assertEqual(whole["text"], free)
         self.assertEqual(done, [])
         for t in askers:
             t.join()

@@ -187,7 +187,7 @@ static void logits_change_in_order(void **state)
                               .n_history = 5,
                               .n_prompt = 2};
 
-    assert_true(logits_change_any(&c) && logits_change_penalty(&c));
+    assert_true(logits_change_any(&c) && logits_change_history(&c));
     assert_int_equal(logits_change_check(&c, 6, NULL), 0);
     logits_change_apply(&c, logits, 6, counts);
     assert_true(logits[0] == 3);                      /* biased */
@@ -202,6 +202,44 @@ static void logits_change_in_order(void **state)
     c.repetition = NAN;
     assert_int_equal(logits_change_check(&c, 6, NULL), -EINVAL);
     assert_false(logits_change_any(&(struct logits_change){.repetition = 1, .n_history = 5}));
+}
+
+static void only_what_is_allowed_and_no_bad_runs(void **state)
+{
+    /* runs: 3; 1 2; 4 1 5; 0 4 1 0, of which the first token is only in the prompt */
+    uint32_t history[] = {0, 4, 1}, allowed[] = {2, 5, 0, 2}, counts[6] = {0};
+    uint32_t bad[] = {3, 1, 2, 4, 1, 5, 0, 4, 1, 0}, lens[] = {1, 2, 3, 4};
+    float logits[] = {1, 2, 3, 4, 5, 6}, again[] = {1, 2, 3, 4, 5, 6};
+    struct logits_change c = {.history = history,
+                              .n_history = 3,
+                              .n_prompt = 1,
+                              .bad_tokens = bad,
+                              .n_bad_tokens = 10,
+                              .bad_lens = lens,
+                              .n_bad = 4};
+
+    assert_true(logits_change_any(&c) && logits_change_history(&c));
+    assert_int_equal(logits_change_check(&c, 6, NULL), 0);
+    logits_change_apply(&c, logits, 6, counts);
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(isinf(logits[i]) != 0, i == 2 || i == 3 || i == 5);
+    c.allowed = allowed;
+    c.n_allowed = 4;
+    logits_change_apply(&c, again, 6, counts);
+    for (int i = 0; i < 6; i++) { /* 2 and 5 would each complete a run */
+        assert_int_equal(isinf(again[i]) != 0, i != 0);
+        assert_int_equal(counts[i], 0);
+    }
+    c.n_allowed = 2;
+    logits_change_apply(&c, again, 6, counts);
+    assert_true(again[2] == 0 && isinf(again[0])); /* none is left: the first */
+    assert_int_equal(logits_change_check(&c, 5, NULL), -EINVAL);
+    c.n_allowed = 0;
+    assert_int_equal(logits_change_check(&c, 5, NULL), -EINVAL);
+    c.n_bad_tokens = 9;
+    assert_int_equal(logits_change_check(&c, 6, NULL), -EINVAL);
+    lens[0] = 0;
+    assert_int_equal(logits_change_check(&c, 6, NULL), -EINVAL);
 }
 
 /* ---- forced calls ---- */
@@ -255,6 +293,7 @@ int main(void)
         cmocka_unit_test(a_request_is_read),
         cmocka_unit_test(damaged_requests_are_no_harm),
         cmocka_unit_test(logits_change_in_order),
+        cmocka_unit_test(only_what_is_allowed_and_no_bad_runs),
         cmocka_unit_test(calls_as_a_schema),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
