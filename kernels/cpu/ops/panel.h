@@ -59,6 +59,11 @@ INLINE vf panel_scale(const struct panels *q, size_t p, size_t g, const int v,
     const size_t at = (p * q->groups + g) * EMBER_PANEL + (size_t)v * VL;
     const vf factor = v_set(quant == EMBER_QUANT_FP4 ? 0.5f : 1.0f);
     if (q->scale_dtype == EMBER_U8) {
+#if EMBER_ISA >= 2 && EMBER_ISA < 16
+        const __m512i s = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(q->scale + at)));
+        return v_mul(factor, _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(s, 23),
+                                                                  _mm512_set1_epi32(1 << 22))));
+#endif
         float two[VL];
         for (int i = 0; i < VL; i++)
             two[i] = scale_at(q->scale, at + (size_t)i, EMBER_U8);
