@@ -214,7 +214,7 @@ static void the_guilty_fail_and_nobody_else(void **state)
     }
     print_message("%llu failed, %llu deaths, at most %llu of one\n", (unsigned long long)failed,
                   (unsigned long long)deaths, (unsigned long long)worst);
-    assert_true(failed > n && deaths >= 2 * n && worst >= 4);
+    assert_true(failed > n && deaths >= 2 * n && worst >= 3);
 }
 
 /* 32 streams on one instance that is killed: all go on on the next. */
@@ -271,6 +271,42 @@ static void a_crowd_does_not_delay_one(void **state)
     assert_int_equal(crowd.finished[SCHED_CANCELLED], 0);
     run(&config, requests + 1000, 1, &alone);
     assert_int_equal(alone.finished[SCHED_LENGTH], 1);
+}
+
+/* How many of 40 newcomers, at any moment of a step, had their token within `limit` while one
+ * client's thousand was being served. */
+static uint64_t served_within(uint64_t limit, bool joins)
+{
+    struct sim_config config = {.model = {.max_queue = 2000},
+                                .limits = {4000, 16, 256, 32, 600, true, joins},
+                                .instances = 1,
+                                .step_ns = 1e6,
+                                .token_ns = 1e4,
+                                .content = true,
+                                .verify_every = 10};
+    _cleanup_free_ struct sim_request *requests = x_alloc(1001 * sizeof *requests);
+    struct sim_report report;
+    uint64_t served = 0;
+
+    for (uint32_t i = 0; i < 1000; i++)
+        requests[i] =
+            (struct sim_request){.client = 1, .n_prompt = 8, .max_tokens = 40 + i * 7 % 31};
+    for (uint64_t i = 0; i < 40; i++) {
+        uint64_t at = 500 * SIM_MS + i * SIM_MS / 10;
+        requests[1000] = (struct sim_request){
+            .at = at, .client = 2, .n_prompt = 8, .max_tokens = 1, .cancel_at = at + limit};
+        run(&config, requests, 1001, &report);
+        served += report.finished[SCHED_LENGTH] - 1000;
+    }
+    return served;
+}
+
+/* What is left of the step that runs, and its own: a step of this crowd takes 1.3 to 1.5 ms. */
+static void a_newcomer_waits_for_one_step(void **state)
+{
+    assert_int_equal(served_within(3 * SIM_MS, true), 40);
+    assert_true(served_within(3 * SIM_MS, false) < 20);
+    assert_int_equal(served_within(9 * SIM_MS / 2, false), 40);
 }
 
 static void a_fleet_grows_and_shrinks(void **state)
@@ -343,6 +379,7 @@ int main(void)
         cmocka_unit_test(the_guilty_fail_and_nobody_else),
         cmocka_unit_test(a_killed_instance_costs_a_pause),
         cmocka_unit_test(a_crowd_does_not_delay_one),
+        cmocka_unit_test(a_newcomer_waits_for_one_step),
         cmocka_unit_test(a_fleet_grows_and_shrinks),
         cmocka_unit_test(shared_prefixes_go_where_they_are),
     };
