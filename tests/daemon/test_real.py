@@ -7,13 +7,14 @@ import platform
 import re
 import shutil
 import signal
+import struct
 import tempfile
 import threading
 import time
 import unittest
 
 from driver import CASES, Real
-from harness import NotifySocket, TINY, alive, grpc
+from harness import NotifySocket, TINY, alive, grpc, step
 
 CODE = grpc.StatusCode
 
