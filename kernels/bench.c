@@ -149,7 +149,7 @@ static const struct quant_form quant_forms[] = {
     {"q4", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, 1, 32},
     {"fp4", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, 0, 0},
     {"fp8", EMBER_QUANT_FP8, EMBER_F8, EMBER_F32, 128, 0, 0},
-    {"q8 head", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 128, 2, 128},
+    {"q8 head", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 128, 1, 64},
     {"q8 small", EMBER_QUANT_INT8, EMBER_I8, EMBER_F16, 32, 2, 32},
     {"int8 row, int8 x", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 1, 0},
     {"int8 row", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, 2, 128},

@@ -150,16 +150,20 @@ struct x_form {
 /*
  * One scale a token where the checkpoint says so; else as finely as the weight's own groups, at
  * most X_GROUP. 8 bits when activations are quantised, and before what is made here in 4 bits or in
- * groups so large that x has no more error than w. 16 bits, which are as good as floats, for all
- * else.
+ * groups so large that x has no more error than w (the head's are smaller, and so are those of x
+ * there). 16 bits, which are as good as floats, for all else.
  */
 #define X_GROUP 128
 #define X_GROUP_MADE 256 /* where a group ends costs as much as 256 products */
+#define X_GROUP_HEAD 64  /* of what has groups of 128 */
 
 static struct x_form x_form(const struct builder *b, const struct weight *w)
 {
-    bool made8 = w->made && (w->quant == EMBER_QUANT_INT4 || w->group >= X_GROUP_MADE);
-    struct x_form form = {b->d->quant.int8_x || made8 ? 1 : 2, made8 ? X_GROUP_MADE : X_GROUP};
+    bool large = w->quant == EMBER_QUANT_INT4 || w->group >= X_GROUP_MADE;
+    bool made8 = w->made && (large || w->group >= X_GROUP);
+    struct x_form form = {b->d->quant.int8_x || made8 ? 1 : 2, !made8  ? X_GROUP
+                                                               : large ? X_GROUP_MADE
+                                                                       : X_GROUP_HEAD};
     uint32_t k = w->dim[w->rank - 1];
     if (w->quant != EMBER_QUANT_INT4 && w->quant != EMBER_QUANT_INT8)
         return (struct x_form){0, 0};
