@@ -74,8 +74,8 @@ struct ember_step_header {
 struct ember_op {
     uint16_t kind; /* enum ember_op_kind */
     uint16_t rows; /* enum ember_rows */
-    uint32_t
-        segment; /* index into the plan's segments: embed, layer 0.., head; used by the canary */
+    /* Index into the plan's segments: embed, layer 0.., head; used by the canary. */
+    uint32_t segment;
     struct ember_tensor t[EMBER_OP_TENSORS];
     int64_t i[EMBER_OP_INTS];
     double f[EMBER_OP_FLOATS];
@@ -125,12 +125,22 @@ enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SO
  *
  *   w[n, k] = scale[n, k / group] * (code[n, k] - zero[n, k / group])
  *
- * code: INT4   0..15, two a byte: each 32 elements of k are 16 bytes, of which byte i holds k = i
- * in its low and k = i + 16 in its high half; rows are filled up to a multiple of 32 FP4    E2M1
- * (sign, 2 bits of exponent of bias 1, 1 of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6), packed as INT4
- * is INT8   -128..127 FP8    E4M3 (OCP, "fn": bias 7, no infinity); the two NaN codes do not occur
- * scale: f32, f16, bf16, or u8 as E8M0: 2^(s - 127); [N, G], G = ceil(K / group).
- * zero:  u8 [N, G], INT4 only; absent: 8 for INT4, else 0.
+ * Codes:
+ *
+ * - INT4: 0..15, two a byte. Each 32 elements of k are 16 bytes; byte i holds k = i in its low and
+ * k = i + 16 in its high half. Rows are filled up to a multiple of 32.
+ *
+ * - FP4: E2M1 (sign, 2 bits of exponent of bias 1, 1 of fraction: 0, 0.5, 1, 1.5, 2, 3, 4, 6),
+ * packed as INT4 is.
+ *
+ * - INT8: -128..127.
+ *
+ * - FP8: E4M3 (OCP, "fn": bias 7, no infinity). The two NaN codes do not occur.
+ *
+ * scale: f32, f16, bf16, or u8 as E8M0, 2^(s - 127); [N, G], G = ceil(K / group).
+ *
+ * zero: u8 [N, G], INT4 only; absent: 8 for INT4, else 0.
+ *
  * group is a multiple of 32, or at least K.
  *
  * Integers. INT4, INT8 and FP4 may be multiplied with x as integers (of the quantize op), in
