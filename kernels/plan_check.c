@@ -352,7 +352,7 @@ static void check_integer_x(struct check *c, const struct weight_slots *s, int64
     int64_t terms = int_in(c, s->x_terms, "terms of x", 1, 2), group = c->op->i[s->group];
     bool whole = (uint64_t)group >= k;
     uint64_t segment = x_group ? (uint64_t)x_group : k;
-    if (quant != EMBER_QUANT_INT4 && quant != EMBER_QUANT_FP4 && quant != EMBER_QUANT_INT8)
+    if (quant != EMBER_QUANT_INT4 && quant != EMBER_QUANT_INT8)
         fail(c, "integer x with a weight of kind %lld", (long long)quant);
     if (x_group ? x_group % 32 || (!whole && group % x_group) : !whole)
         fail(c, "groups of x of %lld with groups of %lld", (long long)x_group, (long long)group);

@@ -143,9 +143,9 @@ enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SO
  *
  * group is a multiple of 32, or at least K.
  *
- * Integers. INT4, INT8 and FP4 may be multiplied with x as integers (of the quantize op), in
- * segments of k of X_GROUP elements (0: one segment, K). With q the integer of x, xs its scale, and
- * c the code - zero (for FP4: twice the value, which is an integer, and half the scale instead):
+ * Integers. INT4 and INT8 are multiplied with x as integers (of the quantize op), in segments of k
+ * of X_GROUP elements (0: one segment, K). With q the integer of x, xs its scale, and c the code -
+ * zero:
  *
  *   acc = 0; for each segment s, in order: acc = acc + (float)(sum over s of q * c) * (xs * scale)
  *

@@ -337,8 +337,7 @@ static int begin_weight(struct lowering *l, const char *family, const struct wei
         set_rows(l, at + 5, s->x_tmp);
         return 0;
     }
-    if (!tiles || !integer ||
-        (quant != EMBER_QUANT_INT4 && quant != EMBER_QUANT_FP4 && quant != EMBER_QUANT_INT8))
+    if (!tiles || !integer || (quant != EMBER_QUANT_INT4 && quant != EMBER_QUANT_INT8))
         return unsupported(
             l, "%s: no kernel for weights quantised as %lld in layout %lld with %s x", family,
             (long long)quant, (long long)layout, integer ? "integer" : "float");

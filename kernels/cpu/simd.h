@@ -140,14 +140,6 @@ INLINE __m128 v_sum4(vf a, vf b, vf c, vf d)
 #define vi_srl16(a, n) _mm512_srli_epi16(a, n)
 #define vi_sra16(a, n) _mm512_srai_epi16(a, n)
 #define vi_madd16(a, b) _mm512_madd_epi16(a, b)
-/* FP4 codes in 16-bit lanes as twice their values */
-INLINE vi vi_e2m1(vi code)
-{
-    const vi table = _mm512_broadcast_i32x4(
-        _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-    vi byte = _mm512_shuffle_epi8(table, code); /* the upper byte becomes entry 0: 0 */
-    return _mm512_srai_epi16(_mm512_slli_epi16(byte, 8), 8);
-}
 
 #elif EMBER_ISA == 1
 
@@ -219,13 +211,6 @@ INLINE float v_reduce_max(vf v)
 #define vi_srl16(a, n) _mm256_srli_epi16(a, n)
 #define vi_sra16(a, n) _mm256_srai_epi16(a, n)
 #define vi_madd16(a, b) _mm256_madd_epi16(a, b)
-INLINE vi vi_e2m1(vi code)
-{
-    const vi table = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12));
-    vi byte = _mm256_shuffle_epi8(table, code);
-    return _mm256_srai_epi16(_mm256_slli_epi16(byte, 8), 8);
-}
 
 #elif EMBER_ISA == 0
 
@@ -310,17 +295,6 @@ INLINE float v_reduce_max(vf v)
 #define vi_srl16(a, n) _mm_srli_epi16(a, n)
 #define vi_sra16(a, n) _mm_srai_epi16(a, n)
 #define vi_madd16(a, b) _mm_madd_epi16(a, b)
-/* 0, 1, 2, 3, 4, 6, 8, 12: the code's lower bits, and 1, 2 and 5 more for the last three; then the
- * sign. */
-INLINE vi vi_e2m1(vi code)
-{
-    vi c = _mm_and_si128(code, _mm_set1_epi16(7)), v = c;
-    v = _mm_sub_epi16(v, _mm_cmpgt_epi16(c, _mm_set1_epi16(4)));
-    v = _mm_sub_epi16(v, _mm_cmpgt_epi16(c, _mm_set1_epi16(5)));
-    v = _mm_add_epi16(v, _mm_and_si128(_mm_cmpgt_epi16(c, _mm_set1_epi16(6)), _mm_set1_epi16(3)));
-    vi sign = _mm_cmpgt_epi16(code, _mm_set1_epi16(7));
-    return _mm_sub_epi16(_mm_xor_si128(v, sign), sign);
-}
 
 #else
 #error "EMBER_ISA names no variant"

@@ -135,7 +135,7 @@ static const uint8_t *byte_at(const struct ref *r, uint32_t operand, int64_t lay
            n % EMBER_PANEL * unit + at % unit;
 }
 
-/* The code as a number; of FP4 twice its value. */
+/* The code as a number. */
 static double code_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
                       uint64_t k)
 {
@@ -146,7 +146,7 @@ static double code_at(const struct ref *r, const struct ref_quant *q, uint64_t e
     int half = *p >> (k % 32 >= 16 ? 4 : 0) & 15;
     if (q->quant == EMBER_QUANT_INT4)
         return half;
-    return four ? 2 * ref_e2m1(half) : ref_load(p, 0, dtype);
+    return four ? ref_e2m1(half) : ref_load(p, 0, dtype);
 }
 
 static double scale_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
@@ -155,8 +155,7 @@ static double scale_at(const struct ref *r, const struct ref_quant *q, uint64_t 
     enum ember_dtype dtype = r->op->t[q->w_scale].dtype;
     uint32_t size = dtype == EMBER_F32 ? 4 : dtype == EMBER_U8 ? 1 : 2;
     const uint8_t *p = byte_at(r, q->w_scale, q->layout, e, n, g * size, size);
-    double half = q->quant == EMBER_QUANT_FP4 ? 0.5 : 1;
-    return half * (dtype == EMBER_U8 ? ldexp(1, *p - 127) : ref_load(p, 0, dtype));
+    return dtype == EMBER_U8 ? ldexp(1, *p - 127) : ref_load(p, 0, dtype);
 }
 
 static double zero_at(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,

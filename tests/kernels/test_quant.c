@@ -27,8 +27,6 @@ static const struct form forms[] = {
     {"int4 row f32 zero", EMBER_QUANT_INT4, EMBER_U8, EMBER_F32, 0, true, 2, 128},
     {"int4 g64 f16, 8 bits of x", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 64, true, 1, 32},
     {"int4 g32 f16, 8 bits of x", EMBER_QUANT_INT4, EMBER_U8, EMBER_F16, 32, false, 1, 32},
-    {"fp4 g32 e8m0", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, false, 2, 32},
-    {"fp4 g64 f16", EMBER_QUANT_FP4, EMBER_U8, EMBER_F16, 64, false, 1, 64},
     {"fp4 g32 e8m0, floats", EMBER_QUANT_FP4, EMBER_U8, EMBER_U8, 32, false, 0, 0},
     {"fp4 g64 f16, floats", EMBER_QUANT_FP4, EMBER_U8, EMBER_F16, 64, false, 0, 0},
     {"int8 row bf16", EMBER_QUANT_INT8, EMBER_I8, EMBER_BF16, 0, false, 2, 128},

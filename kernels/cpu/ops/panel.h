@@ -51,26 +51,22 @@ struct panel_rows {
     size_t first, all; /* of which these are first, first + 1, ... */
 };
 
-/* Scales of group g of a panel: its v-th VL rows. FP4's codes are doubled, so its scales are
- * halved. */
-INLINE vf panel_scale(const struct panels *q, size_t p, size_t g, const int v,
-                      const enum ember_quant quant)
+/* Scales of group g of a panel: its v-th VL rows. */
+INLINE vf panel_scale(const struct panels *q, size_t p, size_t g, const int v)
 {
     const size_t at = (p * q->groups + g) * EMBER_PANEL + (size_t)v * VL;
-    const vf factor = v_set(quant == EMBER_QUANT_FP4 ? 0.5f : 1.0f);
     if (q->scale_dtype == EMBER_U8) {
 #if EMBER_ISA >= 2 && EMBER_ISA < 16
         const __m512i s = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(q->scale + at)));
-        return v_mul(factor, _mm512_castsi512_ps(_mm512_max_epi32(_mm512_slli_epi32(s, 23),
-                                                                  _mm512_set1_epi32(1 << 22))));
+        return _mm512_castsi512_ps(
+            _mm512_max_epi32(_mm512_slli_epi32(s, 23), _mm512_set1_epi32(1 << 22)));
 #endif
         float two[VL];
         for (int i = 0; i < VL; i++)
             two[i] = scale_at(q->scale, at + (size_t)i, EMBER_U8);
-        return v_mul(factor, v_load(two));
+        return v_load(two);
     }
-    vf s = v_load_w(q->scale, at, q->scale_dtype);
-    return quant == EMBER_QUANT_FP4 ? v_mul(factor, s) : s;
+    return v_load_w(q->scale, at, q->scale_dtype);
 }
 
 /* Row i of a panel's products, as vectors; columns beyond N are dropped. */
@@ -315,13 +311,8 @@ INLINE void int_codes(const char *line, const int v, const enum ember_quant quan
     if (high)
         w = vi_srl16(w, 4);
     vi even = vi_and(w, vi_set16(15)), odd = vi_and(vi_srl16(w, 8), vi_set16(15));
-    if (quant == EMBER_QUANT_INT4) {
-        *ret_even = vi_sub16(even, zero);
-        *ret_odd = vi_sub16(odd, zero);
-        return;
-    }
-    *ret_even = vi_e2m1(even);
-    *ret_odd = vi_e2m1(odd);
+    *ret_even = vi_sub16(even, zero);
+    *ret_odd = vi_sub16(odd, zero);
 }
 
 /* Zero points of a group in 16-bit lanes, twice each. */
@@ -375,7 +366,7 @@ INLINE void int_tile(const int M, const enum ember_quant quant, const struct pan
         }
         UNROLL
         for (int v = 0; v < PV; v++) {
-            vf scale = panel_scale(q, p, g, v, quant);
+            vf scale = panel_scale(q, p, g, v);
             UNROLL
             for (int m = 0; m < M; m++)
                 acc[m][v] =
@@ -415,8 +406,6 @@ static __attribute__((unused)) void int_vectors(enum ember_quant quant, const st
 {
     if (quant == EMBER_QUANT_INT4)
         int_vectors_of(EMBER_QUANT_INT4, q, rows, panels, post);
-    else if (quant == EMBER_QUANT_FP4)
-        int_vectors_of(EMBER_QUANT_FP4, q, rows, panels, post);
     else
         int_vectors_of(EMBER_QUANT_INT8, q, rows, panels, post);
 }

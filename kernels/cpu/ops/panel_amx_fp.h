@@ -231,7 +231,7 @@ INLINE void fp_add(const struct fp_part *a, size_t end, struct fp_sums *sums)
     const struct panels *q = a->q;
     const size_t group = (end - 1) * 32 / q->group;
     for (size_t j = 0; j < a->panels; j++) {
-        const vf scale = panel_scale(q, a->p + j, group, 0, EMBER_QUANT_NONE);
+        const vf scale = panel_scale(q, a->p + j, group, 0);
         for (size_t r = 0; r < a->n; r += 16) {
             const size_t m = a->n - r < 16 ? a->n - r : 16, at = r % 32 / 16 * 2 + j;
             const float *from = sums->tiles[r / 32][at];

@@ -22,18 +22,13 @@
 
 /* Codes of 4 bits from k on, n of them (a multiple of 32), as lines of signed bytes, less their
  * zero points. */
-INLINE void amx_expand(enum ember_quant quant, const struct panels *q, size_t p, size_t k, size_t n,
-                       char *to)
+INLINE void amx_expand(const struct panels *q, size_t p, size_t k, size_t n, char *to)
 {
     const char *w = q->w + p * q->panel_bytes;
     const vi nibble = _mm512_set1_epi8(15);
-    const vi table = _mm512_broadcast_i32x4(
-        quant == EMBER_QUANT_FP4
-            ? _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-            : _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
     for (size_t end = k + n; k < end; k += 32, to += 512) {
-        vi zero = quant == EMBER_QUANT_INT4 ? _mm512_set1_epi8(8) : vi_zero();
-        if (quant == EMBER_QUANT_INT4 && q->zero) {
+        vi zero = _mm512_set1_epi8(8);
+        if (q->zero) {
             vi z = vnni_zero(q, p, k / q->group);
             zero = _mm512_mullo_epi32(z, _mm512_set1_epi32(0x01010101));
         }
@@ -42,8 +37,7 @@ INLINE void amx_expand(enum ember_quant quant, const struct panels *q, size_t p,
             const char *line = w + (k / 8 + j) * EMBER_TILE_LINE;
             const vi codes = vi_load(line);
             __builtin_prefetch(line + PANEL_AHEAD);
-            vi low = _mm512_shuffle_epi8(table, vi_and(codes, nibble));
-            vi high = _mm512_shuffle_epi8(table, vi_and(vi_srl16(codes, 4), nibble));
+            vi low = vi_and(codes, nibble), high = vi_and(vi_srl16(codes, 4), nibble);
             _mm512_storeu_si512((void *)(to + j * 64), _mm512_sub_epi8(low, zero));
             _mm512_storeu_si512((void *)(to + 256 + j * 64), _mm512_sub_epi8(high, zero));
         }
@@ -278,11 +272,11 @@ INLINE void amx_panels(enum ember_quant quant, const struct panels *q, const str
         if (four) { /* a step of 64 may read behind them: x is zero there */
             b.w = lines;
             for (size_t j = 0; j < b.n; j++)
-                amx_expand(quant, q, b.p + j, 0, (q->K + 31) / 32 * 32, lines + j * half * 16);
+                amx_expand(q, b.p + j, 0, (q->K + 31) / 32 * 32, lines + j * half * 16);
         }
         for (size_t j = 0; j < b.n; j++)
             for (size_t g = 0; g < q->groups; g++)
-                v_store(scales + (j * q->groups + g) * 16, panel_scale(q, b.p + j, g, 0, quant));
+                v_store(scales + (j * q->groups + g) * 16, panel_scale(q, b.p + j, g, 0));
         amx_rows(&b, x, n, out, post);
     }
 }

@@ -148,9 +148,8 @@ INLINE void fp_row(const int P, const enum ember_quant quant, const struct panel
         }
         UNROLL
         for (int j = 0; j < P * PV; j++)
-            total[j] =
-                v_fma(v_add(even[j], odd[j]),
-                      panel_scale(q, p + (size_t)(j / PV), g, j % PV, EMBER_QUANT_NONE), total[j]);
+            total[j] = v_fma(v_add(even[j], odd[j]),
+                             panel_scale(q, p + (size_t)(j / PV), g, j % PV), total[j]);
     }
     UNROLL
     for (int i = 0; i < P; i++)
@@ -297,8 +296,7 @@ INLINE void fp_piece(const int P, const enum ember_quant quant, const struct pan
         ret->fetch += (size_t)(P - 1) * q->panel_bytes;
     for (size_t g = 0; g * q->group < ret->n; g++)
         for (int j = 0; j < P * PV; j++)
-            ret->scale[g][j] =
-                panel_scale(q, p + (size_t)(j / PV), first + g, j % PV, EMBER_QUANT_NONE);
+            ret->scale[g][j] = panel_scale(q, p + (size_t)(j / PV), first + g, j % PV);
     for (size_t b = 0; b < ret->n; b += FP_BLOCK, from += block_bytes) {
         UNROLL
         for (int i = 0; i < FP_BLOCK / 4; i++) {

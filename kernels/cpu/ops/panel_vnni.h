@@ -147,7 +147,7 @@ INLINE void vnni_scales(const struct panels *q, size_t p, size_t k, size_t stop,
             g++;
             end += q->group;
         }
-        v_store(ret[0][0], panel_scale(&of, p, g, 0, EMBER_QUANT_INT8));
+        v_store(ret[0][0], panel_scale(&of, p, g, 0));
     }
 }
 
@@ -372,7 +372,7 @@ static __attribute__((unused)) void int_vnni(enum ember_quant quant, const struc
                                              const struct post *post)
 {
     const size_t tile = EMBER_X8_COLUMNS(q->K) * VNNI_M;
-    if (quant == EMBER_QUANT_FP4 || tile > VNNI_X_BYTES || q->K > q->segment * (VNNI_SUMS / VNNI_M))
+    if (tile > VNNI_X_BYTES || q->K > q->segment * (VNNI_SUMS / VNNI_M))
         int_vectors(quant, q, rows, panels, post); /* what no model has */
     else if (quant == EMBER_QUANT_INT8 && q->terms == 1)
         vnni_rows(0, 1, q, rows, panels, post);
