@@ -83,6 +83,20 @@ INLINE void panel_put(const struct panels *q, size_t p, float *out, const vf *v,
     }
 }
 
+#if EMBER_ISA >= 2 && EMBER_ISA < 16
+/* Sums of panel p to their row. stream: past the caches. */
+INLINE void panel_line(const struct panels *q, size_t p, float *out, vf v, const struct post *post,
+                       const int stream)
+{
+    const size_t n = p * EMBER_PANEL, left = V_LEFT(n, q->N);
+    v = post_value(v, n, left, post);
+    if (stream && left == VL)
+        _mm512_stream_ps(out + n, v);
+    else
+        v_put(out + n, v, left);
+}
+#endif
+
 /* ---- which rows and panels a block does ---- */
 
 struct panel_part {

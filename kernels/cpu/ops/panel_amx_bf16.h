@@ -22,18 +22,6 @@ INLINE void amx_bf16_panels(const int P, const struct panels *q, size_t p, const
                           q->panel_bytes;
 }
 
-/* Sums of panel p to their row. stream: past the caches. */
-INLINE void amx_bf16_line(const struct panels *q, size_t p, float *out, vf v,
-                          const struct post *post, const int stream)
-{
-    const size_t n = p * EMBER_PANEL, left = V_LEFT(n, q->N);
-    v = post_value(v, n, left, post);
-    if (stream && left == VL)
-        _mm512_stream_ps(out + n, v);
-    else
-        v_put(out + n, v, left);
-}
-
 /* Sums of gate and up to row r of x of the next product, or to its floats. */
 INLINE void amx_bf16_gated(const struct panels *q, size_t p, const struct panel_rows *rows,
                            size_t r, vf gate, vf up, const struct post *post)
@@ -65,8 +53,8 @@ INLINE void amx_bf16_put(const int P, const struct panels *q, size_t p,
         }
         UNROLL
         for (int j = 0; j < P; j++)
-            amx_bf16_line(q, p + (size_t)j, rows->out[r + i], v_load(sums[j] + i * 16), post,
-                          rows->stream);
+            panel_line(q, p + (size_t)j, rows->out[r + i], v_load(sums[j] + i * 16), post,
+                       rows->stream);
     }
 }
 

@@ -288,10 +288,11 @@ INLINE void vnni_one(const int four, const int terms, const struct panels *q,
     }
 }
 
-/* n rows as tiles against panels p and p + 1, which is nobody's where p is the last. */
+/* n rows from r on, as tiles, against panels p and p + 1, which is nobody's where p is the last. A
+ * tile's products go to their rows while it is in the first level. */
 INLINE void vnni_pair(const int four, const int terms, const struct panels *q,
-                      const struct vnni_x *x, size_t n, size_t p, size_t last,
-                      float (*acc)[VNNI_P][VL])
+                      const struct vnni_x *x, const struct panel_rows *rows, size_t r, size_t n,
+                      size_t p, size_t last, float (*acc)[VNNI_P][VL], const struct post *post)
 {
     const size_t M = (size_t)(VNNI_M / terms), half = EMBER_X8_COLUMNS(q->K);
     const size_t segments = (q->K + q->segment - 1) / q->segment, step = vnni_step(q);
@@ -318,6 +319,9 @@ INLINE void vnni_pair(const int four, const int terms, const struct panels *q,
             else
                 vnni_tile((int)(VNNI_M / terms / 2), VNNI_P, VNNI_P, four, terms, q, &w, &of, k,
                           stop, &fetch, acc[i][0]);
+            for (size_t at = i; stop == q->K && at < n && at < i + m; at++)
+                for (size_t j = 0; j < VNNI_P && p + j <= last; j++)
+                    panel_line(q, p + j, rows->out[r + at], v_load(acc[at][j]), post, rows->stream);
         }
     }
 }
@@ -356,14 +360,10 @@ INLINE void vnni_rows(const int four, const int terms, const struct panels *q,
         }
         x.x = woven;
         x.scale = scales;
-        for (size_t p = panels.first; p < panels.end; p += VNNI_P) {
-            vnni_pair(four, terms, q, &x, n, p, panels.end - 1, acc);
-            for (size_t i = 0; i < n; i++)
-                for (size_t j = 0; j < VNNI_P && p + j < panels.end; j++) {
-                    vf v = v_load(acc[i][j]);
-                    panel_put(q, p + j, rows->out[r + i], &v, post);
-                }
-        }
+        for (size_t p = panels.first; p < panels.end; p += VNNI_P)
+            vnni_pair(four, terms, q, &x, rows, r, n, p, panels.end - 1, acc, post);
+        if (rows->stream)
+            _mm_sfence();
     }
 }
 

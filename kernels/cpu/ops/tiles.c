@@ -97,6 +97,7 @@ KERNEL(linear_int)
     for (size_t turn = 0; panel_part(n, most, panels, block, n_blocks, turn, &part); turn++) {
         struct panel_rows rows;
         linear_rows(args, part.rows, &rows);
+        rows.stream = linear_streams(args, n);
         for (size_t i = 0; i < rows.n; i++)
             rows.scale[i] = (const float *)(arg_pointer(args[LINI_X_SCALE]) +
                                             (part.rows.first + i) * args[LINI_X_SCALE_STRIDE]);
