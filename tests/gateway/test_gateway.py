@@ -1144,14 +1144,19 @@ class Load(unittest.TestCase):
         g = stack.gateway
         g.complete("x", max_tokens=1)
         idle_fds = g.fds(), stack.emberd.fds()
-        begin = time.monotonic()
-        end = begin + self.seconds
         counts, tokens, lock = [0] * 200, [0] * 200, threading.Lock()
         before = []  # figures when everything has been in use for a while
+        begin = 0
+
+        def all_are_there():
+            nonlocal begin
+            begin = time.monotonic()
+        start = threading.Barrier(200, all_are_there)  # who comes late has less
 
         def client(i):
             turn = 0
-            while time.monotonic() < end:
+            start.wait()
+            while time.monotonic() < begin + self.seconds:
                 prompt, n = plain(i + turn)
                 chunks = list(g.stream("/v1/completions", prompt=prompt, temperature=0, user=str(i),
                                        max_tokens=n, ignore_eos=True,
