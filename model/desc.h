@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The description of a model: what model/arch/NAME.c (an architecture, static data) and a
- * config.json (numbers) come to. The builder (build.c) makes plans from it and knows no
+ * config.json (numbers) come to. The builder (plan/) makes plans from it and knows no
  * architecture by name.
  *
  * A block is: x += scale * norm(attn(norm(x))); x += scale * norm(mlp(norm(x))), where each of the
