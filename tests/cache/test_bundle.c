@@ -16,18 +16,6 @@
 
 static const struct cache_options small = {.limit = 4 * MIB, .initial = 128 * KIB};
 
-static int setup(void **state)
-{
-    *state = dir_make();
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    dir_remove(*state);
-    return 0;
-}
-
 static int memory_file(const void *bytes, size_t len)
 {
     int fd = memfd_create("bundle", MFD_CLOEXEC);
@@ -246,11 +234,10 @@ static void test_write_fails(void **state)
 int main(int argc, char **argv)
 {
     damage_main(argc, argv);
-#define TEST(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_there_and_back), TEST(test_pipe),    TEST(test_cut_and_flipped),
-        TEST(test_huge_lengths),   TEST(test_partial), TEST(test_damaged),
-        TEST(test_write_fails),
+        CACHE_TEST(test_there_and_back), CACHE_TEST(test_pipe),    CACHE_TEST(test_cut_and_flipped),
+        CACHE_TEST(test_huge_lengths),   CACHE_TEST(test_partial), CACHE_TEST(test_damaged),
+        CACHE_TEST(test_write_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

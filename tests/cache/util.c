@@ -11,6 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/fault.h"
+
 #define CHECK(x)                                                                                   \
     do {                                                                                           \
         int rc_ = (x);                                                                             \
@@ -28,6 +30,42 @@ char *dir_make(void)
     if (!mkdtemp(dir))
         abort();
     return dir;
+}
+
+const struct cache_options cache_small = {.limit = 2 * MIB, .initial = 128 * KIB, .use_ms = -1};
+
+int cache_setup(void **state)
+{
+    *state = dir_make();
+    return 0;
+}
+
+int cache_teardown(void **state)
+{
+    unsetenv("EMBER_FAULT");
+    fault_init();
+    dir_remove(*state);
+    return 0;
+}
+
+void arm(const char *spec)
+{
+    setenv("EMBER_FAULT", spec, 1);
+    fault_init();
+}
+
+struct cache_stats stats_of(struct cache *cache)
+{
+    struct cache_stats stats;
+
+    assert_int_equal(cache_stats(cache, &stats, NULL), 0);
+    return stats;
+}
+
+int build_good(void *ctx, struct buffer *out, struct error *err)
+{
+    ++*(int *)ctx;
+    return buffer_append(out, "rebuilt", 7);
 }
 
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)

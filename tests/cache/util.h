@@ -13,6 +13,20 @@
 
 #include "cache/cache.h"
 
+/* A test with a directory of its own in *state, and no faults armed behind it. */
+#define CACHE_TEST(f) cmocka_unit_test_setup_teardown(f, cache_setup, cache_teardown)
+int cache_setup(void **state);
+int cache_teardown(void **state);
+
+/* Room for 2 MiB, uses not written on a timer. */
+extern const struct cache_options cache_small;
+
+/* Arms fault points, as EMBER_FAULT says; "": none. */
+void arm(const char *spec);
+struct cache_stats stats_of(struct cache *cache);
+/* A build that counts itself in the int ctx and gives "rebuilt". */
+int build_good(void *ctx, struct buffer *out, struct error *err);
+
 /* A fresh directory under $TMPDIR or /tmp (mode 0700); free the name with dir_remove. */
 char *dir_make(void);
 void dir_remove(char *dir);
