@@ -192,7 +192,8 @@ enum ember_quant {
 
 /*
  * embed: out[r] = scale * table[token[r]]. A token >= V is a caller's error, checked before a step.
- * The table may have any form of a linear's weight, since it often is that of the head, but FP8.
+ * The table may have any form of a linear's weight, since it often is that of the head, but those
+ * of small floats.
  */
 enum {
     EMBED_TOKENS /* i32 [T], IO */,

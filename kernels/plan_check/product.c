@@ -143,8 +143,9 @@ void check_embed(struct check *c)
     };
     uint32_t d = check_cols(c, EMBED_OUT);
     check_index(c, EMBED_TOKENS, "tokens", c->n, c->plan->io.tokens);
-    if (check_weight(c, &slots, 2, 0, c->plan->io.shape.vocab, d) == EMBER_QUANT_FP8)
-        check_fail(c, "a table of FP8");
+    int64_t quant = check_weight(c, &slots, 2, 0, c->plan->io.shape.vocab, d);
+    if (quant == EMBER_QUANT_FP8 || quant == EMBER_QUANT_FP4)
+        check_fail(c, "a table of small floats");
     check_floats(c, EMBED_OUT, "out", OUT, c->n, d);
 }
 

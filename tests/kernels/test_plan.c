@@ -481,6 +481,26 @@ static void test_plan_itself(void **state)
     assert_int_equal(plan_check(plan, &err), 0);
 }
 
+/* A table may be quantised as a head is, in integers; no body reads one of small floats. */
+static void test_table_forms(void **state)
+{
+    struct ember_op *o = &plan->ops[0];
+    struct error err = {0};
+    o->t[EMBED_TABLE] = codes(EMBER_U8, V, 64);
+    o->t[EMBED_SCALE] = codes(EMBER_F16, V, 1);
+    plan->arena_bytes[EMBER_ARENA_WEIGHTS] = weights_at;
+    o->i[EMBED_I_QUANT] = EMBER_QUANT_INT4;
+    o->i[EMBED_I_GROUP] = 1 << 20;
+    o->i[EMBED_I_LAYOUT] = EMBER_LAYOUT_TILES;
+    if (plan_check(plan, &err) < 0)
+        fail_msg("%s", err.text);
+    o->i[EMBED_I_QUANT] = EMBER_QUANT_FP4;
+    refused(0, EMBED_TABLE, "FP4");
+    o->t[EMBED_TABLE].dtype = EMBER_F8;
+    o->i[EMBED_I_QUANT] = EMBER_QUANT_FP8;
+    refused(0, EMBED_TABLE, "FP8");
+}
+
 /* An output over an input is refused, but where the op set says "in place". */
 static void test_overlap(void **state)
 {
@@ -646,9 +666,11 @@ int main(void)
 {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_passes),      TEST(test_operands), TEST(test_attributes),
-        TEST(test_plan_itself), TEST(test_overlap),  TEST(test_handed_over),
-        TEST(test_digest),      TEST(test_inside),   cmocka_unit_test(test_step_io),
+        TEST(test_passes),      TEST(test_operands),
+        TEST(test_attributes),  TEST(test_plan_itself),
+        TEST(test_overlap),     TEST(test_handed_over),
+        TEST(test_table_forms), TEST(test_digest),
+        TEST(test_inside),      cmocka_unit_test(test_step_io),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

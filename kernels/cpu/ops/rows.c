@@ -39,14 +39,11 @@ KERNEL(embed_bf16)
 /* Element d of a row of codes in a panel, `at` its first word: what code - zero is. */
 INLINE float table_code(const uint8_t *at, size_t d, enum ember_quant quant, float zero)
 {
-    static const float e2m1[] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
     if (quant == EMBER_QUANT_INT8)
         return (float)(int8_t)at[d / 4 * EMBER_TILE_LINE + d % 4];
     size_t byte = d / 32 * 16 + d % 16;
     int code = at[byte / 4 * EMBER_TILE_LINE + byte % 4] >> (d % 32 >= 16 ? 4 : 0) & 15;
-    if (quant == EMBER_QUANT_INT4)
-        return (float)code - zero;
-    return code & 8 ? -e2m1[code & 7] : e2m1[code & 7];
+    return (float)code - zero;
 }
 
 /* A row out of a table in tiles: its words stand 64 bytes apart. */
