@@ -17,7 +17,8 @@
 struct build {
     struct sched_instance *instance;
     struct flight *flight;
-    uint32_t budget;        /* tokens left */
+    uint32_t budget;        /* tokens left, */
+    uint32_t kept;          /* so many of them for those whose client has nothing else running */
     uint32_t most;          /* sequences */
     struct company company; /* in flight or in this step */
     uint64_t now;
@@ -264,9 +265,16 @@ static struct seq *next_begun(const struct build *b)
     return best;
 }
 
+static uint32_t room_for(const struct build *b, const struct seq *seq)
+{
+    uint32_t kept = seq->request->client->running > seq_runs(seq) ? b->kept : 0;
+
+    return b->budget > kept ? b->budget - kept : 0;
+}
+
 static void add_chunk(struct build *b, struct seq *seq)
 {
-    uint32_t left = seq->n_known - seq->planned, n = MIN(left, b->budget);
+    uint32_t left = seq->n_known - seq->planned, n = MIN(left, room_for(b, seq));
     bool sample = n == left && seq->request->max_tokens;
 
     b->instance->work -= n;
@@ -281,6 +289,8 @@ static void add_prompts(struct build *b, bool admitting)
         struct seq *seq = b->flight->joins ? NULL : next_begun(b);
         struct seq *waiting = admitting ? queue_next(b->instance, &b->company) : NULL;
         if (waiting && (!seq || seq_before(waiting, seq))) {
+            if (!room_for(b, waiting))
+                return;
             admitting = admit_next(b, waiting); /* no overtaking of one that finds no place */
             seq = admitting ? waiting : seq;
         }
@@ -347,13 +357,15 @@ static void plan_all(struct build *b)
     add_decodes(b);
     if (b->flight->n && most)
         b->budget = MIN(b->budget, most);
+    b->budget = MIN(b->budget, pace_prompts(instance->model, b->flight->n_tokens, false));
     add_prompts(b, admitting);
 }
 
 /* ---- joining ---- */
 
 /*
- * Leaves in the budget what the second step in flight, and those that join it already, have left.
+ * Leaves in the budget what the second step in flight, and those that join it already, have left,
+ * and beyond its pace a little for newcomers: prompts of others may have taken all of that.
  * False: nothing may join. That is so as well when one of its sequences was taken off since: the
  * pages that it writes may be another's by now.
  */
@@ -377,6 +389,10 @@ static bool leave_rest(struct build *b)
     b->budget -= tokens;
     if (prefill)
         b->budget = MIN(b->budget, prefill > prompt ? prefill - prompt : 0);
+    uint32_t pace = pace_prompts(instance->model, tokens - prompt, false);
+    uint32_t all = pace_prompts(instance->model, tokens - prompt, true);
+    b->budget = MIN(b->budget, all > prompt ? all - prompt : 0);
+    b->kept = all > prompt ? all - MAX(pace, prompt) : 0;
     b->most = MIN(b->most, instance->limits.max_seqs - seqs);
     return true;
 }

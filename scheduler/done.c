@@ -22,14 +22,19 @@ static void measure(struct sched_instance *instance, const struct flight *flight
 {
     struct sched_model *model = instance->model;
     uint32_t tokens = instance->n_measured + flight->n_tokens;
+    uint32_t prompts = instance->n_measured_prompt + flight->n_prompt;
 
     if (!instance->n_measured)
         instance->measured = MAX(flight->planned_at, instance->last_done);
     instance->last_done = now;
-    instance->n_measured = instance->n_flights && instance->flights[0].joins ? tokens : 0;
-    if (instance->n_measured)
-        return; /* what ran with it comes at once */
+    bool more = instance->n_flights && instance->flights[0].joins; /* ran with it, comes at once */
+    instance->n_measured = more ? tokens : 0;
+    instance->n_measured_prompt = more ? prompts : 0;
+    if (more)
+        return;
     double ns = (double)(now > instance->measured ? now - instance->measured : 1);
+    if (prompts)
+        pace_learn(model, tokens, ns);
     if (!is_full(instance, flight) && tokens * model->speed_ns < model->speed_tokens * ns)
         return; /* nothing is learned from a slow step with little in it */
     model->speed_tokens = model->speed_tokens * SPEED_DECAY + tokens;

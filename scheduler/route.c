@@ -6,8 +6,11 @@
  * steps. So a cached prefix wins until the load there outweighs it. When none has room the sequence
  * stays in its client's list, and the first instance that gets room takes whoever is next.
  *
- * While others wait, one seat of many is kept for a client that has nothing running: its first
- * sequence can join a step that is planned already, where nobody could be displaced any more.
+ * A quarter of a step's tokens is for prompts: where an instance takes no more tokens than
+ * sequences, streams alone would fill all steps, and a newcomer's prompt would trickle in by one or
+ * two tokens. While others wait, one seat of many is kept for a client that has nothing running:
+ * its first sequence can join a step that is planned already, where nobody could be displaced any
+ * more.
  */
 #include "scheduler/sched_private.h"
 
@@ -43,10 +46,10 @@ bool route_fits_any(const struct sched_model *model, uint32_t n_known, bool samp
 uint32_t route_seats(const struct sched_instance *instance, const struct seq *seq)
 {
     const struct sched_model *model = instance->model;
-    uint32_t own = model->config.step_tokens, seats = instance->limits.max_seqs;
+    uint32_t own = model->config.step_tokens, tokens = instance->limits.max_tokens;
 
-    seats = MIN(seats, instance->limits.max_tokens); /* each decode is a token of a step */
-    seats = own ? MIN(seats, own) : seats;
+    tokens = own ? MIN(own, tokens) : tokens;
+    uint32_t seats = MIN(instance->limits.max_seqs, tokens - tokens / 4); /* each is a token */
     return seats - (instance->limits.joins && seats >= KEEP_OF && model->n_waiting > 1 &&
                     seq->request->client->running);
 }

@@ -139,6 +139,7 @@ int sched_model_add(struct sched *sched, const struct sched_model_config *config
     model->speed_ns = PRIOR_NS;
     model->speed_tokens = model->config.tokens_per_s * PRIOR_NS / SECOND;
     model->next_deadline = UINT64_MAX;
+    pace_init(model);
     model->next = sched->models;
     sched->models = model;
     *ret = TAKE(model);

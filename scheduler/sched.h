@@ -131,6 +131,7 @@ struct sched_model_config {
     uint32_t max_queue;       /* sequences that may wait; 0: 1024 */
     uint32_t step_tokens;     /* budget of a step; 0: the instance's max_tokens */
     uint32_t prefill_tokens;  /* of it for prompts, in steps that decode as well; 0: no limit */
+    uint64_t step_ns;         /* prompts are cut so that a step takes about so long; 0: no matter */
     uint32_t output_weight;   /* cost of a generated token in prompt tokens, for fairness; 0: 2 */
     bool no_prefix_cache;     /* choices of one request share their prompt all the same */
     uint32_t rope_exact_len;  /* rope depends on the prompt's length beyond this many; 0: never */

@@ -10,6 +10,7 @@
  *   fair.c      clients, the queue, who is next
  *   suspect.c   who is to blame when an instance dies
  *   route.c     which instance a waiting sequence is meant for
+ *   pace.c      how many tokens of prompts a step may have to be over in time
  *   scale.c     how many instances there should be
  *   verify.c    every invariant, and figures
  *
@@ -161,9 +162,10 @@ struct sched_instance {
 
     struct flight flights[SCHED_FLIGHTS]; /* flights[0] is the oldest */
     uint32_t n_flights;
-    uint32_t n_measured; /* tokens of steps that have come back, */
-    uint64_t measured;   /* begun then, but not those that join them */
-    uint64_t last_done;  /* when its last step came back */
+    uint32_t n_measured;        /* tokens of steps that have come back, */
+    uint32_t n_measured_prompt; /* those of prompts among them, */
+    uint64_t measured;          /* begun then, but not those that join them */
+    uint64_t last_done;         /* when its last step came back */
     uint64_t idle_since;
     uint64_t refused; /* the refusal after which the steps in flight are waited for; 0: none */
     bool draining, gone;
@@ -193,6 +195,7 @@ struct sched_model {
         *youngest; /* QUEUED sequences by waiting_since: figures must not walk them */
     uint64_t next_deadline;
     double speed_tokens, speed_ns; /* decaying sums: tokens run, time taken; never 0 */
+    double pace;                   /* pace.c: tokens of a step with prompts */
     double mean_output;            /* of sequences that ended by themselves */
     uint64_t surplus_since; /* scale.c: since when one instance fewer would do; 0: it would not */
     struct sched_stats counters; /* only the counters are used */
@@ -314,6 +317,14 @@ bool route_fits(const struct sched_instance *instance, uint32_t n_known, bool sa
 bool route_fits_any(const struct sched_model *model, uint32_t n_known, bool samples);
 /* Sequences that may run there when it is one of them. */
 uint32_t route_seats(const struct sched_instance *instance, const struct seq *seq);
+
+/* ---- pace.c ---- */
+void pace_init(struct sched_model *model);
+/* A step of so many tokens, some of prompts, has taken so long. */
+void pace_learn(struct sched_model *model, uint32_t tokens, double ns);
+/* Tokens of prompts that a step may have beside so many others; with those of newcomers, who may
+ * have a few more in a step that they join. */
+uint32_t pace_prompts(const struct sched_model *model, uint32_t others, bool newcomers);
 
 /* ---- instance.c ---- */
 void instance_ready(struct sched_instance *instance);

@@ -152,6 +152,7 @@ static int add_to_scheduler(struct gw_model *model, struct error *err)
         .max_queue = (uint32_t)o->max_queue,
         .step_tokens = (uint32_t)o->step_tokens,
         .prefill_tokens = (uint32_t)o->prefill_tokens,
+        .step_ns = o->step_time,
         .no_prefix_cache = !o->prefix_cache,
         .rope_exact_len = model->text->rope_exact_len,
         .stop_ids = model->text->eos,

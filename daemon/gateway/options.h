@@ -60,6 +60,8 @@
       "tokens of one step; 0: what the instance takes") \
     X("scheduler", prefill_tokens, INT, "0", "0..1000000", RESTART, \
       "of them for prompts in a step that generates as well; 0: no limit of its own") \
+    X("scheduler", step_time, DURATION, "200ms", "0..1h", RESTART, \
+      "prompts are cut so that a step takes about so long, at the speed that is measured; 0: as long as it likes") \
     X("scheduler", prefix_cache, BOOL, "yes", "", RESTART, \
       "share KV pages between requests that begin alike") \
     X("scheduler", token_refs, BOOL, "yes", "", RESTART, \

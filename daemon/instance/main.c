@@ -3,7 +3,7 @@
  * ember-instance: one model, warm, on one device. emberd starts it, pushes its configuration with
  * the weights' descriptors over the link, and hears READY when the canary has passed. From then on
  * it serves the driver that holds the lease, one step at a time, and adopts further graphs when
- * nobody waits. It decides nothing. When the link closes it exits.
+ * nobody waits, or when that never happens. It decides nothing. When the link closes it exits.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +33,7 @@ struct instance {
     struct engine_start said; /* what emberd has heard of it */
     struct drivers drivers;
     double exec_ms;
+    uint64_t put_off_ns; /* since when graphs have had to wait for steps; 0: never */
     bool done;
 };
 
@@ -239,10 +240,10 @@ static bool somebody_waits(void *ctx)
     return poll(fds, n, 0) > 0;
 }
 
-static void adopt(struct instance *instance)
+static void adopt(struct instance *instance, bool at_once)
 {
     struct error err = {0};
-    int r = engine_adopt(instance->engine, somebody_waits, instance, &err);
+    int r = engine_adopt(instance->engine, at_once ? NULL : somebody_waits, instance, &err);
 
     if (r < 0 && !engine_broken(instance->engine))
         log_warn("a graph was dropped", "instance=%s reason=\"%s\"", instance->start->id,
@@ -261,7 +262,12 @@ static void adopt(struct instance *instance)
     say(&from);
 }
 
-/* One turn: a waiting step comes before everything that can wait. */
+/*
+ * One turn: a waiting step comes before everything that can wait. Graphs cannot wait for ever: a
+ * driver that always has another step would be kept to the first one, with its few tokens a step.
+ */
+#define PUT_OFF_NS UINT64_C(1000000000)
+
 static void turn(struct instance *instance)
 {
     struct pollfd fds[DRIVER_CONNECTIONS + 3] = {
@@ -292,8 +298,14 @@ static void turn(struct instance *instance)
     }
     if (fds[1].revents)
         drivers_accept(&instance->drivers, instance->fds[START_LISTENER]);
-    if (fds[2].revents && !served && pending < 0)
-        adopt(instance);
+    if (!fds[2].revents)
+        return;
+    bool idle = !served && pending < 0;
+    if (!idle && !instance->put_off_ns)
+        instance->put_off_ns = clock_ns();
+    bool at_once = instance->put_off_ns && clock_ns() - instance->put_off_ns > PUT_OFF_NS;
+    if (idle || at_once)
+        adopt(instance, at_once);
 }
 
 static int serve(struct instance *instance)

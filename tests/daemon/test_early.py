@@ -8,7 +8,7 @@ import time
 import unittest
 
 from driver import CASES, Real
-from harness import TINY, alive, grpc, name_of
+from harness import TINY, alive, grpc, name_of, step
 
 CODE = grpc.StatusCode
 SLOWLY = "--load-rate=4MiB"  # the embedded model takes about four seconds
@@ -33,6 +33,30 @@ class Early(Real):
         again = d.client.SpawnInstance()
         self.assertEqual(again.instance.id, r.instance.id)
         self.assertEqual(self.driver(again).case(CASES[1]), CASES[1]["greedy_ids"])
+
+    def test_a_driver_that_never_pauses_gets_the_large_steps(self):
+        """Graphs of larger steps are adopted although another step always waits."""
+        d = self.daemon(SLOWLY, "--standby=0")
+        driver = self.driver(d.client.SpawnInstance())
+        most = driver.welcome.max_tokens
+        pages = range(-(-most // driver.welcome.page_size))
+
+        def send(number):
+            prompt = step.SequenceStep(id=number, tokens=range(1, most + 1), pages=pages, prompt_len=most,
+                                       sample=True)
+            driver.send(step.DriverFrame(step=step.Step(id=number, sequences=[prompt])))
+
+        for number in range(1, 9):
+            send(number)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            number += 1
+            send(number)
+            result = driver.receive().result
+            self.assertEqual(result.error, 0, result.error_text)
+            if result.max_tokens > most:
+                return
+        self.fail(f"after {number} steps in a row they still have at most {most} tokens")
 
     def test_several_wait_for_one_load(self):
         d = self.daemon(SLOWLY, "--standby=0")

@@ -34,6 +34,8 @@ static const struct verb_option run_options[] = {
     {"tokens", VALUE_INT, "512", "1..1000000", "most tokens a step"},
     {"seqs", VALUE_INT, "64", "1..65536", "most sequences a step"},
     {"prefill", VALUE_INT, "0", "0..1000000", "most prompt tokens beside decodes; 0: no limit"},
+    {"step-time", VALUE_DURATION, "200ms", "0..",
+     "prompts are cut so that a step takes that; 0: no"},
     {"queue", VALUE_INT, "100000", "1..", "most sequences that wait"},
     {"refs", VALUE_BOOL, "yes", .help = "two steps in flight, by reference"},
     {"joins", VALUE_BOOL, "yes", .help = "newcomers join the second of them"},
@@ -66,6 +68,7 @@ static struct sim_config config_of(const struct verb_call *call)
 
     c.model = (struct sched_model_config){.max_queue = number(call, "queue"),
                                           .prefill_tokens = number(call, "prefill"),
+                                          .step_ns = verb_duration(call, "step-time"),
                                           .no_prefix_cache = !verb_flag(call, "prefix-cache"),
                                           .max_instances = number(call, "max-instances"),
                                           .standby = number(call, "standby"),

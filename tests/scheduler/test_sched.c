@@ -65,6 +65,37 @@ static void prompts_beside_decodes_are_limited(void **state)
     end(f);
 }
 
+/* `ms` in all pass until it is back. */
+static const char *run_for(struct fixture *f, uint64_t ms)
+{
+    if (!*plan(f))
+        return f->text;
+    f->now += (ms - 1) * MS;
+    done(f);
+    return f->text;
+}
+
+static void prompts_keep_the_pace(void **state)
+{
+    struct sched_model_config config = {.step_ns = 10 * MS};
+    struct sched_limits limits = limits_of(2000, 1000, 4, false);
+    struct fixture *f = begin(&config, &limits);
+
+    limits.max_positions = 4000;
+    ask(f, 'A', 100, 3);
+    assert_string_equal(run_for(f, 20), "A64");  /* slow, but few enough */
+    assert_string_equal(run_for(f, 20), "A36*"); /* shows nothing */
+    ask(f, 'B', 1000, 1);
+    assert_string_equal(run_for(f, 5), "A1* B64");  /* 130 would fit */
+    assert_string_equal(run_for(f, 1), "A1* B127"); /* and more: twice as many next */
+    assert_string_equal(run_for(f, 40), "B256");    /* 64 would have fitted: half way */
+    assert_string_equal(run_for(f, 10), "B160");
+    assert_string_equal(run_for(f, 9), "B160");
+    assert_string_equal(run_for(f, 9), "B177");
+    assert_string_equal(run_for(f, 9), "B56*");
+    end(f);
+}
+
 /* ---- two in flight ---- */
 
 static void a_second_step_refers_to_the_first(void **state)
@@ -634,6 +665,7 @@ int main(void)
         cmocka_unit_test(prompts_run_in_chunks),
         cmocka_unit_test(decodes_come_first_and_prompts_fill_the_rest),
         cmocka_unit_test(prompts_beside_decodes_are_limited),
+        cmocka_unit_test(prompts_keep_the_pace),
         cmocka_unit_test(a_second_step_refers_to_the_first),
         cmocka_unit_test(without_references_only_prompts_overlap),
         cmocka_unit_test(a_step_too_many_is_dropped),

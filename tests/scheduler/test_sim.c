@@ -33,6 +33,8 @@ static struct sim_config random_config(uint64_t *random, uint64_t seed)
 
     c.model.max_queue = 100 + below(random, 100);
     c.model.prefill_tokens = below(random, 3) * 8;
+    if (below(random, 2))
+        c.model.step_ns = SIM_MS + below(random, 2 * SIM_MS);
     c.model.no_prefix_cache = !below(random, 4);
     c.model.stall_ns = SIM_S;
     c.limits = (struct sched_limits){.pages = 20 + below(random, 60),
@@ -309,6 +311,108 @@ static void a_newcomer_waits_for_one_step(void **state)
     assert_int_equal(served_within(9 * SIM_MS / 2, false), 40);
 }
 
+/* The same where an instance takes no more tokens than sequences, and streams would fill its steps:
+ * the prompt of 8 tokens runs in one step all the same. */
+static void streams_leave_room_for_a_prompt(void **state)
+{
+    struct sim_config config = {.model = {.max_queue = 2000},
+                                .limits = {4000, 16, 64, 64, 600, true, true},
+                                .instances = 1,
+                                .step_ns = 1e6,
+                                .token_ns = 1e4,
+                                .content = true};
+    _cleanup_free_ struct sim_request *requests = x_alloc(1001 * sizeof *requests);
+    struct sim_report report;
+
+    for (uint32_t i = 0; i < 1000; i++)
+        requests[i] = (struct sim_request){.client = 1, .n_prompt = 8, .max_tokens = 200};
+    for (uint64_t i = 0; i < 10; i++) {
+        uint64_t at = 200 * SIM_MS + i * SIM_MS / 7;
+        requests[1000] = (struct sim_request){.at = at,
+                                              .client = 2,
+                                              .n_prompt = 8,
+                                              .max_tokens = 1,
+                                              .cancel_at = at + 7 * SIM_MS / 2};
+        run(&config, requests, 1001, &report);
+        assert_int_equal(report.finished[SCHED_LENGTH], 1001);
+    }
+}
+
+/* Streams of short texts, and prompts of up to 2,000 tokens among them. */
+static void run_paced(double token_ns, uint64_t step_ns, struct sim_report *ret)
+{
+    struct sim_shape shape = {.n = 200,
+                              .clients = 20,
+                              .rate = 0.015 / (token_ns / 1e9),
+                              .prompt_min = 8,
+                              .prompt_max = 40,
+                              .output_min = 20,
+                              .output_max = 60};
+    struct sim_config config = {.model = {.max_queue = 2000, .step_ns = step_ns},
+                                .limits = {4000, 16, 4096, 64, 4000, true, true},
+                                .instances = 1,
+                                .step_ns = 8 * token_ns,
+                                .token_ns = token_ns,
+                                .content = true,
+                                .verify_every = 100};
+    _cleanup_free_ struct sim_request *requests = sim_trace(&shape);
+
+    for (int i = 5; i < 200; i += 20)
+        requests[i].n_prompt = 2000;
+    run(&config, requests, 200, ret);
+    assert_int_equal(ret->finished[SCHED_LENGTH], 200);
+}
+
+/* On an instance of 200 tokens a second a prompt of 2,000 is ten seconds, in which the others go
+ * on; all of it takes as long as before. */
+static void slow_prompts_hold_nobody_up(void **state)
+{
+    struct sim_report whole, cut;
+
+    run_paced(5e6, 0, &whole);
+    run_paced(5e6, 200 * SIM_MS, &cut);
+    assert_true(whole.itl_p99 > 2000);
+    assert_true(cut.itl_p99 < 750); /* 64 tokens, 63 who decode, 40 ms of any step */
+    assert_true(cut.ttft_p50 < whole.ttft_p50);
+    assert_true(cut.seconds < whole.seconds * 1.15);
+}
+
+/* On one of 100,000 a step takes all that it may, nearly from the beginning. */
+static void fast_prompts_are_not_cut(void **state)
+{
+    struct sim_report whole, cut;
+
+    run_paced(1e4, 0, &whole);
+    run_paced(1e4, 200 * SIM_MS, &cut);
+    assert_true(cut.steps <= whole.steps + 30);
+    assert_true(cut.seconds < whole.seconds * 1.01);
+    assert_true(cut.ttft_p99 < whole.ttft_p99 * 1.25);
+}
+
+/* A crowd's prompts fill the step that is under way and the one behind it: a newcomer joins that
+ * all the same, and these are no longer than their pace. */
+static void a_newcomer_joins_steps_full_of_prompts(void **state)
+{
+    struct sim_config config = {.model = {.max_queue = 2000, .step_ns = 200 * SIM_MS},
+                                .limits = {4000, 16, 512, 64, 600, true, true},
+                                .instances = 1,
+                                .step_ns = 10e6,
+                                .token_ns = 3e6,
+                                .content = true};
+    _cleanup_free_ struct sim_request *requests = x_alloc(1001 * sizeof *requests);
+    struct sim_report report;
+
+    for (uint32_t i = 0; i < 1000; i++)
+        requests[i] = (struct sim_request){.client = 1, .n_prompt = 100, .max_tokens = 1};
+    for (uint64_t i = 0; i < 10; i++) {
+        uint64_t at = SIM_S + i * 20 * SIM_MS;
+        requests[1000] = (struct sim_request){
+            .at = at, .client = 2, .n_prompt = 8, .max_tokens = 1, .cancel_at = at + 450 * SIM_MS};
+        run(&config, requests, 1001, &report);
+        assert_int_equal(report.finished[SCHED_LENGTH], 1001);
+    }
+}
+
 static void a_fleet_grows_and_shrinks(void **state)
 {
     struct sim_shape shape = {.n = 400,
@@ -380,6 +484,10 @@ int main(void)
         cmocka_unit_test(a_killed_instance_costs_a_pause),
         cmocka_unit_test(a_crowd_does_not_delay_one),
         cmocka_unit_test(a_newcomer_waits_for_one_step),
+        cmocka_unit_test(streams_leave_room_for_a_prompt),
+        cmocka_unit_test(slow_prompts_hold_nobody_up),
+        cmocka_unit_test(fast_prompts_are_not_cut),
+        cmocka_unit_test(a_newcomer_joins_steps_full_of_prompts),
         cmocka_unit_test(a_fleet_grows_and_shrinks),
         cmocka_unit_test(shared_prefixes_go_where_they_are),
     };
