@@ -15,6 +15,13 @@ static const char *process_name = "ember";
 static enum log_level max_level = LOG_LEVEL_INFO;
 static bool stamped;
 
+enum log_level log_level_of(int choice)
+{
+    static const enum log_level levels[] = {LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO,
+                                            LOG_LEVEL_DEBUG};
+    return levels[choice];
+}
+
 void log_init(const char *process, enum log_level level)
 {
     process_name = process;

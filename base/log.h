@@ -16,6 +16,9 @@
 
 enum log_level { LOG_LEVEL_ERROR = 3, LOG_LEVEL_WARN = 4, LOG_LEVEL_INFO = 6, LOG_LEVEL_DEBUG = 7 };
 
+/* What a `log_level` option says, by its place in "error|warn|info|debug". */
+enum log_level log_level_of(int choice);
+
 /* Names the process in each line; lines above `level` are dropped. Before it: "ember", INFO. */
 void log_init(const char *process, enum log_level level);
 

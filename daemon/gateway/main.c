@@ -152,7 +152,7 @@ static void reload(struct gw *gw)
         log_error("configuration not reloaded", "error=\"%s\"", err.text);
     else
         log_info("configuration reloaded", "");
-    log_init("ember-gateway", gateway_log_level(&gw->options));
+    log_init("ember-gateway", log_level_of(gw->options.log_level));
 }
 
 static void on_reload(int fd, short what, void *arg)
@@ -379,7 +379,7 @@ int main(int argc, char **argv)
         config_free(&gateway_program, &gw.options);
         return 0;
     }
-    log_init("ember-gateway", gateway_log_level(&gw.options));
+    log_init("ember-gateway", log_level_of(gw.options.log_level));
     int code = run(&gw, listen_fd);
     finish(&gw);
     return code;

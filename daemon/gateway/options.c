@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/gateway/options.h"
 
-#include "base/log.h"
-
 static const struct config_key keys[] = {
 #define X(...) CONFIG_ROW(struct gateway_options, __VA_ARGS__)
     GATEWAY_OPTIONS(X)
@@ -23,9 +21,3 @@ const struct config_program gateway_program = {
     .keys = keys,
     .n_keys = ARRAY_LEN(keys),
 };
-
-int gateway_log_level(const struct gateway_options *options)
-{
-    static const int levels[] = {LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG};
-    return levels[options->log_level];
-}

@@ -89,7 +89,4 @@ struct gateway_options {
 /* For config_read and its like; options are a struct gateway_options. */
 extern const struct config_program gateway_program;
 
-/* The log level that options->log_level stands for (enum log_level). */
-int gateway_log_level(const struct gateway_options *options);
-
 #endif

@@ -290,7 +290,7 @@ static void on_reload(int sig, short what, void *arg)
         log_error("configuration not reloaded", "error=\"%s\"", err.text);
     } else {
         config_reload(&emberd_program, &mgr->options, &fresh, needs_restart, NULL);
-        log_init("emberd", emberd_log_level(&mgr->options));
+        log_init("emberd", log_level_of(mgr->options.log_level));
         mgr_gateway_reload(mgr);
         mgr_settle_soon(mgr);
     }
@@ -428,7 +428,7 @@ int main(int argc, char **argv)
     }
     command_line.argc = argc;
     command_line.argv = argv;
-    log_init("emberd", emberd_log_level(&mgr.options));
+    log_init("emberd", log_level_of(mgr.options.log_level));
     int code = run(&mgr);
     finish(&mgr);
     return code;

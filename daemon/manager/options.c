@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/manager/options.h"
 
-#include "base/log.h"
-
 static const struct config_key keys[] = {
 #define X(...) CONFIG_ROW(struct emberd_options, __VA_ARGS__)
     EMBERD_OPTIONS(X)
@@ -27,9 +25,3 @@ const struct config_program emberd_program = {
     .keys = keys,
     .n_keys = ARRAY_LEN(keys),
 };
-
-int emberd_log_level(const struct emberd_options *options)
-{
-    static const int levels[] = {LOG_LEVEL_ERROR, LOG_LEVEL_WARN, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG};
-    return levels[options->log_level];
-}

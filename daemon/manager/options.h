@@ -98,7 +98,4 @@ enum emberd_compile { EMBERD_COMPILE_AUTO, EMBERD_COMPILE_NEVER };
 /* For config_read and its like; options are a struct emberd_options. */
 extern const struct config_program emberd_program;
 
-/* The log level that options->log_level stands for (enum log_level). */
-int emberd_log_level(const struct emberd_options *options);
-
 #endif
