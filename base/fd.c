@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "base/fault.h"
@@ -128,6 +129,23 @@ ssize_t fd_read_pseudo(const char *path, char *text, size_t room)
     }
     text[len] = '\0';
     return (ssize_t)len;
+}
+
+int fd_connect(const char *path, int flags, struct error *err)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t len = strlen(path);
+    _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | flags, 0);
+
+    if (fd < 0)
+        return error_sys(err, errno, "cannot make a socket");
+    if (len >= sizeof address.sun_path)
+        return error_set(err, ENAMETOOLONG, "%s: a socket's path has %zu bytes at most", path,
+                         sizeof address.sun_path - 1);
+    memcpy(address.sun_path, path, len);
+    if (connect(fd, (const struct sockaddr *)&address, sizeof address) < 0)
+        return error_sys(err, errno, "cannot connect to %s", path);
+    return TAKE_FD(fd);
 }
 
 int fd_send(int socket, const void *data, size_t len, const int *fds, size_t n_fds)

@@ -42,6 +42,12 @@ int fd_read_file(const char *path, size_t limit, char **ret_data, size_t *ret_le
  * behind it. Returns the length or a negative errno. */
 ssize_t fd_read_pseudo(const char *path, char *text, size_t room);
 
+/*
+ * A stream socket that is connected to the Unix socket at `path`; flags: SOCK_NONBLOCK or 0. The
+ * descriptor, or a negative errno with the path in the text: -ECONNREFUSED when nobody listens.
+ */
+int fd_connect(const char *path, int flags, struct error *err);
+
 /* One message with up to FD_PASS_MAX descriptors over a SOCK_SEQPACKET socket. */
 #define FD_PASS_MAX 16
 int fd_send(int socket, const void *data, size_t len, const int *fds, size_t n_fds);

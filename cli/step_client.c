@@ -5,8 +5,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 
 #include "base/clock.h"
 #include "base/fd.h"
@@ -116,18 +114,12 @@ int step_client_open(const char *socket_path, const char *token, struct step_cli
                      struct error *err)
 {
     _cleanup_(step_client_freep) struct step_client *client = x_alloc(sizeof *client);
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int r = client->fd = fd_connect(socket_path, 0, err);
 
-    client->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (client->fd < 0)
-        return error_sys(err, errno, "socket");
-    if (strlen(socket_path) >= sizeof address.sun_path)
-        return error_set(err, ENAMETOOLONG, "%s: too long for a socket's path", socket_path);
-    strcpy(address.sun_path, socket_path);
-    if (connect(client->fd, (struct sockaddr *)&address, sizeof address) < 0)
-        return error_sys(err, errno == ENOENT || errno == ECONNREFUSED ? EPIPE : errno, "%s",
-                         socket_path);
-    int r = say_hello(client, token, err);
+    if (r == -ENOENT || r == -ECONNREFUSED)
+        return error_set(err, EPIPE, "%s: the instance has gone", socket_path);
+    if (r >= 0)
+        r = say_hello(client, token, err);
     if (r < 0)
         return r;
     *ret = TAKE(client);

@@ -53,19 +53,6 @@ int client_check_target(const char *target, struct error *err)
     return 0;
 }
 
-static int unix_socket(const char *path, struct error *err)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-
-    if (fd < 0)
-        return error_sys(err, errno, "cannot make a socket");
-    memcpy(address.sun_path, path, strnlen(path, sizeof address.sun_path - 1));
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0)
-        return error_sys(err, errno, "cannot connect to %s", path);
-    return TAKE_FD(fd);
-}
-
 static int tcp_socket(const char *target, bool *ret_connecting, struct error *err)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV};
@@ -94,5 +81,5 @@ int client_socket(const char *target, bool *ret_connecting, struct error *err)
     if (!path)
         return tcp_socket(target, ret_connecting, err);
     *ret_connecting = false;
-    return unix_socket(path, err);
+    return fd_connect(path, SOCK_NONBLOCK, err);
 }

@@ -207,16 +207,15 @@ int grpc_server_listen_fd(struct grpc_server *server, int fd, struct error *err)
 
 /* True when a socket is there and nobody answers. A file of another kind refuses connections too,
  * but is not ours to remove. */
-static bool is_stale(const struct sockaddr_un *address)
+static bool is_stale(const char *path)
 {
     struct stat st;
 
-    if (lstat(address->sun_path, &st) < 0 || !S_ISSOCK(st.st_mode))
+    if (lstat(path, &st) < 0 || !S_ISSOCK(st.st_mode))
         return false;
-    _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    _cleanup_fd_ int fd = fd_connect(path, SOCK_NONBLOCK, NULL);
 
-    return fd >= 0 && connect(fd, (const struct sockaddr *)address, sizeof *address) < 0 &&
-           errno == ECONNREFUSED;
+    return fd == -ECONNREFUSED;
 }
 
 int grpc_server_listen_unix(struct grpc_server *server, const char *path, mode_t mode,
@@ -233,7 +232,7 @@ int grpc_server_listen_unix(struct grpc_server *server, const char *path, mode_t
                          strlen(path), sizeof address.sun_path - 1);
     strcpy(address.sun_path, path);
     int r = bind(fd, (struct sockaddr *)&address, sizeof address);
-    if (r < 0 && errno == EADDRINUSE && is_stale(&address)) {
+    if (r < 0 && errno == EADDRINUSE && is_stale(path)) {
         unlink(path);
         r = bind(fd, (struct sockaddr *)&address, sizeof address);
     }

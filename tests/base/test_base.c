@@ -10,9 +10,11 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -182,6 +184,32 @@ static void test_fd_passing(void **state)
     fd_close(p[0]);
     fd_close(p[1]);
     assert_int_equal(open_fds(), before);
+}
+
+/* Connecting: whoever listens, nobody, nothing there, a path that no socket can have. */
+static void test_fd_connect(void **state)
+{
+    char dir[] = "/tmp/ember-connect-XXXXXX", path[256], text[16];
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct error err = {0};
+
+    assert_non_null(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/%0200d", dir, 0);
+    assert_int_equal(fd_connect(path, 0, &err), -ENAMETOOLONG);
+    snprintf(path, sizeof path, "%s/socket", dir);
+    assert_int_equal(fd_connect(path, 0, &err), -ENOENT);
+    assert_non_null(strstr(err.text, path));
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    _cleanup_fd_ int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(fd_connect(path, 0, NULL), -ECONNREFUSED);
+    assert_int_equal(listen(listener, 1), 0);
+    _cleanup_fd_ int fd = fd_connect(path, SOCK_NONBLOCK, &err);
+    assert_true(fd >= 0);
+    assert_int_equal(read(fd, text, sizeof text), -1);
+    assert_int_equal(errno, EAGAIN);
+    unlink(path);
+    rmdir(dir);
 }
 
 static void test_digest(void **state)
@@ -411,6 +439,7 @@ int main(void)
         cmocka_unit_test(test_take_and_cleanup),
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_fd_passing),
+        cmocka_unit_test(test_fd_connect),
         cmocka_unit_test(test_digest),
         cmocka_unit_test_teardown(test_fault_points, disarm),
         cmocka_unit_test(test_utf8),
