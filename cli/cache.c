@@ -23,6 +23,9 @@ static int open_cache(const struct verb_call *call, bool read_only, struct cache
 
     int r = dir ? 0 : value_expand("%C/emberd", &fallback, err); /* emberd's own default */
     r = r == 0 ? cache_open(dir ? dir : fallback, &options, ret, err) : r;
+    const char *warning;
+    if (r == 0 && cache_warnings(*ret, &warning))
+        fprintf(stderr, "emberctl: %s\n", warning);
     if (r == -ENOENT && !dir)
         return error_set(err, ENOENT,
                          "%s: no cache there; emberd makes it when it first starts an instance, "
