@@ -2,19 +2,14 @@
 #include "cli/bench_load.h"
 
 #include <errno.h>
-#include <ftw.h>
 #include <stdio.h>
 
 #include "base/value.h"
 #include "cli/commands.h"
+#include "cli/lab.h"
 #include "cli/output.h"
 
 static const bench_load_section sections[] = {bench_load_weights, bench_load_tokenizer};
-
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    return remove(path);
-}
 
 /* All sections of one path; a path that has none of the parts is an error. */
 static int bench_path(const struct verb_call *call, const char *path, const char *cache_dir,
@@ -38,18 +33,18 @@ static int bench_path(const struct verb_call *call, const char *path, const char
 
 int run_bench_load(const struct verb_call *call)
 {
-    char dir[] = "/tmp/ember-bench-load-XXXXXX";
     _cleanup_free_ char *tiny = NULL;
     json_t *rows = json_array();
     struct error err = {0};
-    int r = mkdtemp(dir) ? 0 : error_sys(&err, errno, "%s", dir);
+    char *dir = lab_dir_new(false, &err);
+    int r = dir ? 0 : err.code;
 
     cli_catch_interrupts();
     if (r == 0 && !call->argc)
         r = value_expand("%D/models/ember-tiny", &tiny, &err);
     for (int i = 0; r == 0 && i < (tiny ? 1 : call->argc); i++)
         r = bench_path(call, tiny ? tiny : call->argv[i], dir, rows, &err);
-    nftw(dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    lab_dir_remove(dir);
     if (cli_json(call) && r == 0)
         cli_print_json(json_incref(rows));
     json_decref(rows);

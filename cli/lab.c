@@ -42,20 +42,41 @@ char *lab_program(const char *name)
     return NULL;
 }
 
-int lab_new(struct lab *lab, struct error *err)
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
+{
+    remove(path);
+    return 0;
+}
+
+char *lab_dir_new(bool sockets, struct error *err)
 {
     const char *tmp = getenv("TMPDIR");
-    bool short_enough = tmp && *tmp == '/' && strlen(tmp) < 60; /* it will hold sockets */
-    _cleanup_free_ char *dir = x_printf("%s/ember-lab-XXXXXX", short_enough ? tmp : "/tmp");
+    bool usable = tmp && *tmp == '/' && (!sockets || strlen(tmp) < 60);
+    _cleanup_free_ char *dir = x_printf("%s/ember-lab-XXXXXX", usable ? tmp : "/tmp");
+
+    if (mkdtemp(dir))
+        return TAKE(dir);
+    error_sys(err, errno, "%s", dir);
+    return NULL;
+}
+
+void lab_dir_remove(char *dir)
+{
+    if (dir)
+        nftw(dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    free(dir);
+}
+
+int lab_new(struct lab *lab, struct error *err)
+{
     struct sockaddr_un address = {.sun_family = AF_UNIX};
 
-    *lab = (struct lab){.notify = -1};
-    if (!mkdtemp(dir))
-        return error_sys(err, errno, "%s", dir);
-    lab->dir = x_strdup(dir);
-    lab->socket = x_printf("%s/emberd.sock", dir);
+    *lab = (struct lab){.notify = -1, .dir = lab_dir_new(true, err)};
+    if (!lab->dir)
+        return err->code;
+    lab->socket = x_printf("%s/emberd.sock", lab->dir);
     lab->notify = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/notify", dir);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/notify", lab->dir);
     if (lab->notify < 0 || bind(lab->notify, (struct sockaddr *)&address, sizeof address) < 0)
         return error_sys(err, errno, "notification socket");
     return 0;
@@ -250,12 +271,6 @@ int lab_stop(struct lab *lab, bool kill_it, struct error *err)
     return error_set(err, ETIMEDOUT, "emberd did not end within 15 s of SIGTERM; it was killed");
 }
 
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *ftw)
-{
-    remove(path);
-    return 0;
-}
-
 int lab_control(struct lab *lab, struct control **ret, struct error *err)
 {
     return control_open_socket(lab->socket, ret, err);
@@ -281,8 +296,7 @@ void lab_free(struct lab *lab)
     lab_stop(lab, false, NULL);
     lab_drop_store(lab);
     fd_close(lab->notify);
-    nftw(lab->dir, remove_one, 16, FTW_DEPTH | FTW_PHYS);
-    free(lab->dir);
+    lab_dir_remove(lab->dir);
     free(lab->socket);
     *lab = (struct lab){.notify = -1};
 }

@@ -42,6 +42,14 @@ struct lab_options {
  * it. The caller frees it; NULL: nowhere. */
 char *lab_program(const char *name);
 
+/*
+ * A new folder below $TMPDIR, or /tmp where that is not set; `sockets`: also where it is too long
+ * for paths of sockets. NULL when there is none; the caller ends it with lab_dir_remove.
+ */
+char *lab_dir_new(bool sockets, struct error *err);
+/* Removes the folder and all in it, and frees its name; NULL is fine. */
+void lab_dir_remove(char *dir);
+
 /* An empty lab; nothing runs yet. The caller ends it with lab_free. */
 int lab_new(struct lab *lab, struct error *err);
 /* Starts emberd and waits for READY=1. with_store hands the stored descriptors over as systemd

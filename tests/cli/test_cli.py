@@ -341,6 +341,21 @@ class Caches(unittest.TestCase):
             with Daemon("--standby=0", cache=cache, compile="auto") as d:
                 self.assertEqual(d.text(QUESTION), ANSWER)
 
+    def test_a_store_that_was_set_aside_is_said(self):
+        with tempfile.TemporaryDirectory() as cache:
+            with open(os.path.join(cache, "store.mdb"), "wb") as f:
+                f.write(b"no store at all" * 1000)
+            said = ctl("cache", "gc", f"--cache-dir={cache}").stderr
+            self.assertIn("store.mdb was moved to store.mdb.old", said)
+            self.assertEqual(ctl("cache", "gc", f"--cache-dir={cache}").stderr, "")
+
+    def test_bench_keeps_to_tmpdir(self):
+        with tempfile.TemporaryDirectory() as d:
+            env = dict(os.environ, TMPDIR=os.path.join(d, "none"))
+            run = ctl("bench", "load", "--json", env=env, check=False)
+            self.assertEqual(run.returncode, 4)
+            self.assertIn(env["TMPDIR"], run.stderr)
+
     def test_no_compiler(self):
         with Daemon("--standby=0", "--cc=/nonexistent/cc", compile="auto") as d:
             self.assertEqual(d.text(QUESTION), ANSWER)
