@@ -94,6 +94,43 @@ static void test_sample_reads_back(void **state)
     config_free(&emberd_program, &sample);
 }
 
+/* The words of the example for Kubernetes are options that there are; those for the gateway, too.
+ */
+static void test_kubernetes(void **state)
+{
+    static const char gateway[] = "--gateway-options=";
+    char program[] = "program", sample[] = "--config=" SOURCE_ROOT "/deploy/emberd.conf";
+    char gateway_sample[] = "--config=" SOURCE_ROOT "/deploy/gateway.conf";
+    char *words[32] = {program, sample}, *gateway_words[] = {program, gateway_sample, NULL};
+    struct gateway_options gateway_options = {0};
+    struct emberd_options options = {0};
+    _cleanup_free_ char *text = NULL;
+    struct error err = {0};
+    size_t len;
+    int n = 2;
+
+    if (fd_read_file(SOURCE_ROOT "/deploy/kubernetes.yaml", LIMIT, &text, &len, &err) < 0)
+        fail_msg("%s", err.text);
+    for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n")) {
+        char *word = strstr(line, "- --");
+        if (!word)
+            continue;
+        words[n] = word + strlen("- ");
+        if (!strncmp(words[n], gateway, strlen(gateway)))
+            gateway_words[2] = words[n] + strlen(gateway);
+        assert_true(++n < (int)ARRAY_LEN(words));
+    }
+    assert_in_range(n, 6, ARRAY_LEN(words));
+    assert_non_null(gateway_words[2]);
+    if (config_read(&emberd_program, n, words, &options, &err) < 0)
+        fail_msg("%s", err.text);
+    if (config_read(&gateway_program, 3, gateway_words, &gateway_options, &err) < 0)
+        fail_msg("%s", err.text);
+    assert_string_equal(gateway_options.api_keys, "/keys/keys");
+    config_free(&emberd_program, &options);
+    config_free(&gateway_program, &gateway_options);
+}
+
 static void test_defaults_hang_together(void **state)
 {
     struct emberd_options o = {0};
@@ -173,11 +210,9 @@ static void test_units(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_generated_files),
-        cmocka_unit_test(test_sample_reads_back),
-        cmocka_unit_test(test_defaults_hang_together),
-        cmocka_unit_test(test_names),
-        cmocka_unit_test(test_man_page),
+        cmocka_unit_test(test_generated_files), cmocka_unit_test(test_sample_reads_back),
+        cmocka_unit_test(test_kubernetes),      cmocka_unit_test(test_defaults_hang_together),
+        cmocka_unit_test(test_names),           cmocka_unit_test(test_man_page),
         cmocka_unit_test(test_units),
     };
     return cmocka_run_group_tests_name("deploy", tests, NULL, NULL);
