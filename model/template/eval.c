@@ -179,9 +179,6 @@ static struct value eval_call(struct run *r, struct frame *f, const struct node 
     return call(r, fn, &a);
 }
 
-/* The call of a call block: the same with `caller`. */
-struct value eval_call_with(struct run *r, struct frame *f, const struct node *n,
-                            struct value caller);
 struct value eval_call_with(struct run *r, struct frame *f, const struct node *n,
                             struct value caller)
 {

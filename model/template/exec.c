@@ -8,9 +8,6 @@ static enum flow exec_body(struct run *r, struct frame *f, const struct nodes *b
 
 static void assign(struct run *r, struct frame *f, const struct node *target, struct value v);
 
-struct value eval_call_with(struct run *r, struct frame *f, const struct node *n,
-                            struct value caller);
-
 static enum flow exec(struct run *r, struct frame *f, const struct node *n);
 
 /* --- Frames --- */

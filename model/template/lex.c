@@ -5,7 +5,7 @@
  * start of a line and a block or comment are dropped ("{%+" keeps them), "-" strips all white space
  * on its side. Newlines become \n and one at the very end is dropped.
  */
-#include "model/template/internal.h"
+#include "model/template/parse_internal.h"
 
 struct lexer {
     struct run *r;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Expressions, with Jinja2's precedences. */
-#include "model/template/internal.h"
+#include "model/template/parse_internal.h"
 
 static struct node *parse_or(struct parser *p);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Statements. */
-#include "model/template/internal.h"
+#include "model/template/parse_internal.h"
 
 static void parse_body(struct parser *p, struct nodes *body, const char *const *ends);
 

@@ -10,7 +10,7 @@
  *   - a name that only some branches of an if assign begins as if it had been read first.
  * Bodies of loops, macros, call, filter, with and set blocks are scopes; bodies of if are not.
  */
-#include "model/template/internal.h"
+#include "model/template/parse_internal.h"
 
 /* --- Slots --- */
 

@@ -5,7 +5,7 @@
 #include <errno.h>
 #include <utf8proc.h>
 
-#include "model/template/internal.h"
+#include "model/template/parse_internal.h"
 
 #define TEMPLATE_MAX ((size_t)4 << 20)
 
