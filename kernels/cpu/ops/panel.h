@@ -18,7 +18,13 @@
 #define PANEL_ROWS 128        /* rows of x at a time: what they are turned into fits half the L2 */
 #define INT_ROWS 512          /* the same of integers, which are smaller */
 #define BF16_ROWS 256         /* of bf16, where only some of k has to stay there */
-#define PANEL_AHEAD 2048      /* bytes that a panel is fetched ahead */
+/* Bytes that a panel is fetched ahead. Processors with VNNI and no AMX are AMD's, whose own
+ * fetching is the better one as long as nobody reads far ahead of it. */
+#if EMBER_ISA == 3
+#define PANEL_AHEAD 256
+#else
+#define PANEL_AHEAD 2048
+#endif
 
 /* How gate and up are joined, each of so many panels of a weight. */
 struct panel_gate {

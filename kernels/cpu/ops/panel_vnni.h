@@ -17,8 +17,7 @@
 #include "kernels/cpu/ops/panel.h"
 
 #define VNNI_M 8              /* rows of a tile, of two terms half as many */
-#define VNNI_P 2              /* its panels, */
-#define VNNI_P_ONE 4          /* and those of one row */
+#define VNNI_P 2              /* its panels; of one row, streams of memory */
 #define VNNI_STEP_K 512       /* of k at a time */
 #define VNNI_SEGMENTS 16      /* segments of them, at most */
 #define VNNI_SUMS 32768       /* segments of rows at a time, */
@@ -130,14 +129,14 @@ INLINE vi vnni_zero(const struct panels *q, size_t p, size_t g)
 
 /* Panels with scales and zero points of some segments, from `first` on. */
 struct vnni_w {
-    const char *w[VNNI_P_ONE];
+    const char *w[VNNI_P];
     size_t first;
-    _Alignas(64) float scale[VNNI_SEGMENTS][VNNI_P_ONE][VL];
-    _Alignas(64) int32_t zero[VNNI_SEGMENTS][VNNI_P_ONE][VL];
+    _Alignas(64) float scale[VNNI_SEGMENTS][VNNI_P][VL];
+    _Alignas(64) int32_t zero[VNNI_SEGMENTS][VNNI_P][VL];
 };
 
 INLINE void vnni_scales(const struct panels *q, size_t p, size_t k, size_t stop, const int f16,
-                        float (*ret)[VNNI_P_ONE][VL])
+                        float (*ret)[VNNI_P][VL])
 {
     struct panels of = *q;
     if (f16)
@@ -172,7 +171,7 @@ INLINE void vnni_panels(const int P, const struct panels *q, size_t p, size_t st
 
 /* A line of P panels against M rows: `codes` unsigned, `plain` as signed bytes; y: lower terms. */
 INLINE void vnni_line(const int M, const int P, const int terms, const vi *codes, const vi *plain,
-                      const char *x, const char *y, vi (*high)[VNNI_P_ONE], vi (*low)[VNNI_P_ONE])
+                      const char *x, const char *y, vi (*high)[VNNI_P], vi (*low)[VNNI_P])
 {
     UNROLL
     for (int m = 0; m < M; m++) {
@@ -191,7 +190,7 @@ INLINE void vnni_line(const int M, const int P, const int terms, const vi *codes
 
 /* What is fetched while a tile is multiplied: `step` bytes of each for a line. */
 struct vnni_fetch {
-    const char *at[VNNI_P_ONE];
+    const char *at[VNNI_P];
     size_t step;
 };
 
@@ -206,7 +205,7 @@ INLINE void vnni_tile(const int M, const int P, const int F, const int four, con
     const vi flip = _mm512_set1_epi8((char)0x80), nibble = _mm512_set1_epi8(15);
     size_t done = 0; /* of what is fetched */
     for (size_t s = k / q->segment, end; k < stop; s++, k = end) {
-        vi high[VNNI_M][VNNI_P_ONE], low[VNNI_M][VNNI_P_ONE];
+        vi high[VNNI_M][VNNI_P], low[VNNI_M][VNNI_P];
         end = stop - k < q->segment ? stop : k + q->segment;
         UNROLL
         for (int m = 0; m < M; m++) {
@@ -223,7 +222,7 @@ INLINE void vnni_tile(const int M, const int P, const int F, const int four, con
         for (size_t line = four ? k / 8 : k / 4, last = four ? (end + 31) / 32 * 4 : (end + 3) / 4;
              line < last; line++, done += fetch->step) {
             const size_t at = (four ? line / 4 * 8 + line % 4 : line) * step;
-            vi codes[VNNI_P_ONE], plain[VNNI_P_ONE];
+            vi codes[VNNI_P], plain[VNNI_P];
             UNROLL
             for (int j = 0; j < P; j++) {
                 plain[j] = vi_load(w->w[j] + line * EMBER_TILE_LINE);
@@ -262,12 +261,12 @@ INLINE void vnni_one(const int four, const int terms, const struct panels *q,
                      const struct vnni_x *x, float *out, struct range panels,
                      const struct post *post)
 {
-    const size_t streams = (panels.end - panels.first) / VNNI_P_ONE, step = vnni_step(q);
+    const size_t streams = (panels.end - panels.first) / VNNI_P, step = vnni_step(q);
     const size_t line = four ? 8 : 16; /* bytes of a panel for one of k */
-    for (size_t turn = 0, n; turn < streams + (panels.end - panels.first) % VNNI_P_ONE; turn++) {
-        _Alignas(64) float acc[VNNI_P_ONE][VL];
-        const size_t p = panels.first + (turn < streams ? turn : turn + streams * (VNNI_P_ONE - 1));
-        n = turn < streams ? VNNI_P_ONE : 1;
+    for (size_t turn = 0, n; turn < streams + (panels.end - panels.first) % VNNI_P; turn++) {
+        _Alignas(64) float acc[VNNI_P][VL];
+        const size_t p = panels.first + (turn < streams ? turn : turn + streams * (VNNI_P - 1));
+        n = turn < streams ? VNNI_P : 1;
         for (size_t k = 0, stop; k < q->K; k = stop) {
             struct vnni_w w;
             struct vnni_fetch fetch = {.step = EMBER_TILE_LINE};
@@ -276,8 +275,7 @@ INLINE void vnni_one(const int four, const int terms, const struct panels *q,
             for (size_t j = 0; j < n; j++)
                 fetch.at[j] = w.w[j] + k * line + PANEL_AHEAD;
             if (n > 1)
-                vnni_tile(1, VNNI_P_ONE, VNNI_P_ONE, four, terms, q, &w, x, k, stop, &fetch,
-                          acc[0]);
+                vnni_tile(1, VNNI_P, VNNI_P, four, terms, q, &w, x, k, stop, &fetch, acc[0]);
             else
                 vnni_tile(1, 1, 1, four, terms, q, &w, x, k, stop, &fetch, acc[0]);
         }
