@@ -187,9 +187,9 @@ static void op_cost(const struct ember_op *op, const struct bench_load *load, st
         bytes += operand_bytes(&op->t[i]);
     if (op->kind == EMBER_OP_EMBED)
         bytes = rows * (double)op->t[EMBED_TABLE].row_stride;
-    if (op->kind == EMBER_OP_LINEAR)
+    if (op->kind == EMBER_OP_LINEAR) /* rows of w: a gated one has half as many columns of out */
         ret->flops +=
-            2 * rows * op->t[LINEAR_OUT].dim[1] * columns_of(op->i[LINEAR_I_K], &op->t[LINEAR_X]);
+            2 * rows * op->t[LINEAR_W].dim[0] * columns_of(op->i[LINEAR_I_K], &op->t[LINEAR_X]);
     if (op->kind == EMBER_OP_MOE_LINEAR) {
         double topk = (double)op->i[MOE_I_TOPK];
         bytes *= experts_hit(op->t[MOE_W].dim[0], topk, rows);
