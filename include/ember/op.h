@@ -172,6 +172,7 @@ enum ember_layout { EMBER_LAYOUT_ROWS, EMBER_LAYOUT_TILES };
 #define EMBER_TILE_LINE 64                                        /* bytes */
 #define EMBER_PANEL_ROWS(n) (((n) + 15) / 16 * 16)                /* rows of a matrix as kept */
 #define EMBER_X8_COLUMNS(k) (((k) + 63) / 64 * 64)                /* one term of an integer x */
+#define EMBER_X8_ROWS(n) (((n) + 15) / 16 * 16)                   /* of one that is handed over */
 #define EMBER_X_TMP_BYTES(k) ((uint64_t)(((k) + 31) / 32) * 128u) /* a row of LINEAR_X_TMP */
 #define EMBER_INT16_GROUP_MAX 256
 
@@ -241,10 +242,13 @@ enum { ADD_F_SCALE };
  * Handing over: where all that reads OUT is linears over BF16 in TILES, an op may have OUT_X, in
  * which a backend leaves the rows in the form that its own products read; OUT means nothing then.
  * Those linears have the two as their X and X_TMP, and X_READY. Without X_READY what is in X_TMP
- * before and after means nothing.
+ * before and after means nothing. Integer x is handed over by quantize, whose OUT and SCALE such a
+ * linear has as X and X_SCALE.
  */
 enum {
-    LINEAR_X /* f32 [rows, K]; i8 [rows, terms * EMBER_X8_COLUMNS(K)] with LINEAR_X_SCALE */,
+    LINEAR_X /* f32 [rows, K]; i8 [rows, terms * EMBER_X8_COLUMNS(K)] with LINEAR_X_SCALE, or as
+                quantize hands them over */
+    ,
     LINEAR_W,
     LINEAR_B /* [opt] [N] */,
     LINEAR_OUT /* [rows, N], gated [rows, N / 2] */,
@@ -462,12 +466,17 @@ enum { PERMUTE_X /* [rows, K] */, PERMUTE_ORDER /* i32 [K], weights */, PERMUTE_
  * half of the row, q mod 256 (0..255) in the second. Zeros have scale 0. A group that is not all
  * finite has scale NaN and zeros. Each half is filled up with zeros to EMBER_X8_COLUMNS(K). REPEAT
  * as in glu.
+ *
+ * HAND_OVER 1, where all that reads OUT is linears with X_READY: a backend leaves the integers and
+ * their scales as its own products read them, in OUT of EMBER_X8_ROWS(rows) rows and SCALE of as
+ * many of 1 + terms times the columns, both without gaps, with whatever else it wants to know of
+ * the integers. REPEAT is 0 then.
  */
 enum {
     QUANTIZE_X /* [rows, K] */,
     QUANTIZE_OUT /* i8 [rows, terms * EMBER_X8_COLUMNS(K)] */,
     QUANTIZE_SCALE /* [rows, ceil(K / GROUP)] */
 };
-enum { QUANTIZE_I_REPEAT, QUANTIZE_I_GROUP, QUANTIZE_I_TERMS };
+enum { QUANTIZE_I_REPEAT, QUANTIZE_I_GROUP, QUANTIZE_I_TERMS, QUANTIZE_I_HAND_OVER };
 
 #endif

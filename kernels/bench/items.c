@@ -101,7 +101,7 @@ static uint32_t code_columns(const struct quant_form *f, uint32_t K)
     return (uint32_t)size_align(f->codes == EMBER_U8 ? (K + 31) / 32 * 16 : K, EMBER_TILE_LINE);
 }
 
-/* The x of a quantised item, made ahead: it is zeros and noise. */
+/* The x of a quantised item, made ahead and handed over: it is zeros and noise. */
 static void quant_x(struct item *item, const struct quant_form *f, uint32_t rows, uint32_t K)
 {
     uint32_t segments = f->x_group ? (K + f->x_group - 1) / f->x_group : 1;
@@ -113,8 +113,10 @@ static void quant_x(struct item *item, const struct quant_form *f, uint32_t rows
         item->rate = RATE_BF16;
         return;
     }
+    rows = EMBER_X8_ROWS(rows);
     tensor(item, LINEAR_X, EMBER_ARENA_SCRATCH, EMBER_I8, rows, f->terms * EMBER_X8_COLUMNS(K));
-    tensor(item, LINEAR_X_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, rows, segments);
+    tensor(item, LINEAR_X_SCALE, EMBER_ARENA_SCRATCH, EMBER_F32, rows, (1 + f->terms) * segments);
+    item->op.i[LINEAR_I_X_READY] = 1;
     item->op.i[LINEAR_I_K] = K;
     item->op.i[LINEAR_I_X_GROUP] = f->x_group;
     item->op.i[LINEAR_I_X_TERMS] = f->terms;

@@ -450,6 +450,8 @@ static int lower_linear(struct lowering *l)
     set_float(l, LIN_SOFTCAP, op->f[LINEAR_F_SOFTCAP]);
     if (tiles)
         tiles_args(l);
+    if (op->t[LINEAR_X_SCALE].rank)
+        set_int(l, LINI_X_READY, (uint64_t)op->i[LINEAR_I_X_READY]);
     r = emit_x_tiles(l, tiles ? "x_tiles" : "x_fp",
                      op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_X_READY], (rows + 15) / 16,
                      4.0 * (double)rows * K);
@@ -459,8 +461,10 @@ static int lower_linear(struct lowering *l)
     uint64_t units = panels * (rows + 127) / 128;
     if (tiles && l->isa != CPU_ISA_AMX && rows > 1) /* vectors take two panels at once */
         units = (units + 1) / 2;
-    if (op->t[LINEAR_X_SCALE].rank && rows > 32) /* each turns its x into tiles */
+    if (op->t[LINEAR_X_SCALE].rank && rows > 32) /* each turns its x into its own form, */
         units = (panels + 15) / 16 * ((rows + 255) / 256);
+    if (op->i[LINEAR_I_X_READY] && l->isa == CPU_ISA_VNNI) /* or takes two panels at once */
+        units = (panels + 1) / 2 * ((rows + 127) / 128);
     blocks(l, units, (double)rows * w->dim[0] * K);
     return op->i[LINEAR_I_GLU] ? 0 : hand_over(l, LINEAR_OUT, LINEAR_OUT_X);
 }
@@ -794,6 +798,7 @@ static int lower_quantize(struct lowering *l)
     set_int(l, QNT_GROUP,
             l->op->i[QUANTIZE_I_GROUP] ? (uint64_t)l->op->i[QUANTIZE_I_GROUP] : x->dim[1]);
     set_int(l, QNT_TERMS, (uint64_t)l->op->i[QUANTIZE_I_TERMS]);
+    set_int(l, QNT_HAND_OVER, (uint64_t)l->op->i[QUANTIZE_I_HAND_OVER]);
     blocks(l, x->dim[0], 4.0 * x->dim[0] * x->dim[1]);
     return 0;
 }

@@ -41,19 +41,38 @@ static bool same_tensor(const struct ember_tensor *a, const struct ember_tensor 
     return !memcmp(a, b, sizeof *a);
 }
 
+/* Whether `from` hands x and its other form over to c->op. */
+static bool hands_over(const struct check *c, const struct ember_op *from,
+                       const struct ember_tensor *x, const struct ember_tensor *other)
+{
+    const int64_t *i = c->op->i;
+    switch (from->kind) {
+    case EMBER_OP_NORM:
+        return same_tensor(&from->t[NORM_OUT], x) && same_tensor(&from->t[NORM_OUT_X], other);
+    case EMBER_OP_LINEAR:
+        return same_tensor(&from->t[LINEAR_OUT], x) && same_tensor(&from->t[LINEAR_OUT_X], other);
+    case EMBER_OP_QUANTIZE:
+        return same_tensor(&from->t[QUANTIZE_OUT], x) &&
+               same_tensor(&from->t[QUANTIZE_SCALE], other) && from->i[QUANTIZE_I_HAND_OVER] &&
+               from->t[QUANTIZE_X].dim[1] == i[LINEAR_I_K] &&
+               from->i[QUANTIZE_I_GROUP] == i[LINEAR_I_X_GROUP] &&
+               from->i[QUANTIZE_I_TERMS] == i[LINEAR_I_X_TERMS];
+    default:
+        return false;
+    }
+}
+
 void check_handed_over(struct check *c)
 {
-    const struct ember_tensor *x = &c->op->t[LINEAR_X], *tmp = &c->op->t[LINEAR_X_TMP];
-    for (const struct ember_op *op = c->op; tmp->rank && op-- > c->plan->ops && !c->failed;) {
+    bool integer = !check_absent(c, LINEAR_X_SCALE);
+    const struct ember_tensor *x = &c->op->t[LINEAR_X];
+    const struct ember_tensor *other = &c->op->t[integer ? LINEAR_X_SCALE : LINEAR_X_TMP];
+    for (const struct ember_op *op = c->op; other->rank && op-- > c->plan->ops && !c->failed;) {
         if (op->segment != c->op->segment)
             break;
-        if (!writes_over(op, x) && !writes_over(op, tmp))
+        if (!writes_over(op, x) && !writes_over(op, other))
             continue;
-        if (op->rows == c->op->rows &&
-            ((op->kind == EMBER_OP_NORM && same_tensor(&op->t[NORM_OUT], x) &&
-              same_tensor(&op->t[NORM_OUT_X], tmp)) ||
-             (op->kind == EMBER_OP_LINEAR && same_tensor(&op->t[LINEAR_OUT], x) &&
-              same_tensor(&op->t[LINEAR_OUT_X], tmp))))
+        if (op->rows == c->op->rows && hands_over(c, op, x, other))
             return;
         break;
     }

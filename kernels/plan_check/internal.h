@@ -95,9 +95,17 @@ struct weight_slots {
 void check_product(struct check *c, const struct weight_slots *s, uint64_t x_rows, int rank,
                    uint64_t experts, uint64_t n);
 
+/*
+ * Integers [rows, k] in one or two terms, and their scales, one a group (0: one a row). handed: in
+ * the form of a backend's own products.
+ */
+void check_integers(struct check *c, int x, int scale, enum access access, bool handed,
+                    uint64_t rows, uint64_t k, int64_t terms, int64_t group);
+
 /* ---- flow.c ---- */
 
-/* x of a linear and its other form are what one op of the same segment put there last. */
+/* x of a linear and its other form (its scales) are what one op of the same segment put there last.
+ */
 void check_handed_over(struct check *c);
 
 /* Expert ids index the weights, so they are what a router of the same segment put there last. */

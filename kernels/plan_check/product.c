@@ -83,10 +83,30 @@ static int64_t check_weight(struct check *c, const struct weight_slots *s, int r
     return quant;
 }
 
+void check_integers(struct check *c, int x, int scale, enum access access, bool handed,
+                    uint64_t rows, uint64_t k, int64_t terms, int64_t group)
+{
+    const struct ember_tensor *t = &c->op->t[x], *of = &c->op->t[scale];
+    uint64_t bytes = (uint64_t)terms * EMBER_X8_COLUMNS(k);
+    uint64_t segments = group ? (k + (uint64_t)group - 1) / (uint64_t)group : 1;
+    if (handed) {
+        rows = EMBER_X8_ROWS(rows);
+        segments *= 1 + (uint64_t)terms;
+    }
+    check_operand(c, x, "integers", access, 2, rows, bytes, 0);
+    check_dtype(c, x, "integers", EMBER_I8);
+    check_floats(c, scale, "scales of integers", access, rows, segments);
+    if (!c->failed && handed &&
+        (t->offset % EMBER_TILE_LINE || t->row_stride != bytes || of->offset % EMBER_TILE_LINE ||
+         of->row_stride != segments * sizeof(float)))
+        check_fail(c, "integers that are handed over are not packed, or not aligned");
+}
+
 /* Integer x: [x_rows, k] in one or two terms with its scales. */
 static void check_integer_x(struct check *c, const struct weight_slots *s, int64_t quant,
                             uint64_t x_rows, uint64_t k)
 {
+    bool handed = c->op->kind == EMBER_OP_LINEAR && c->op->i[LINEAR_I_X_READY];
     int64_t x_group = check_int(c, s->x_group, "group of x", 0, DIM_MAX);
     int64_t terms = check_int(c, s->x_terms, "terms of x", 1, 2), group = c->op->i[s->group];
     bool whole = (uint64_t)group >= k;
@@ -99,9 +119,7 @@ static void check_integer_x(struct check *c, const struct weight_slots *s, int64
     if (segment > (terms == 2 ? EMBER_INT16_GROUP_MAX : EMBER_INT8_K_MAX))
         check_fail(c, "%llu products of %lld terms in a sum", (unsigned long long)segment,
                    (long long)terms);
-    check_operand(c, s->x, "x", IN, 2, x_rows, (uint64_t)terms * EMBER_X8_COLUMNS(k), 0);
-    check_dtype(c, s->x, "x", EMBER_I8);
-    check_floats(c, s->x_scale, "x scale", IN, x_rows, (k + segment - 1) / segment);
+    check_integers(c, s->x, s->x_scale, IN, handed, x_rows, k, terms, x_group);
 }
 
 void check_product(struct check *c, const struct weight_slots *s, uint64_t x_rows, int rank,
@@ -176,8 +194,8 @@ void check_linear(struct check *c)
         check_distinct(c, LINEAR_OUT_X, -1);
     }
     if (check_int(c, LINEAR_I_X_READY, "x ready", 0, 1)) {
-        if (c->op->i[LINEAR_I_QUANT])
-            check_fail(c, "x ready for a weight that is quantised: nobody writes its form of x");
+        if (c->op->i[LINEAR_I_QUANT] && check_absent(c, LINEAR_X_SCALE))
+            check_fail(c, "x ready for a weight of small floats: nobody writes its form of x");
         check_handed_over(c);
     }
 }
@@ -198,13 +216,14 @@ void check_quantize(struct check *c)
     int64_t repeat = check_int(c, QUANTIZE_I_REPEAT, "repeat", 0, HEADS_MAX);
     int64_t terms = check_int(c, QUANTIZE_I_TERMS, "terms", 1, 2);
     int64_t group = check_int(c, QUANTIZE_I_GROUP, "group", 0, DIM_MAX);
+    bool handed = check_int(c, QUANTIZE_I_HAND_OVER, "hand over", 0, 1);
     uint64_t rows = c->n * (uint64_t)(repeat ? repeat : 1);
+    if (handed && repeat)
+        check_fail(c, "%lld rows for each that are handed over", (long long)repeat);
     if (group % 32)
         check_fail(c, "groups of %lld, not a multiple of 32", (long long)group);
     check_floats(c, QUANTIZE_X, "x", IN, rows, d);
-    check_operand(c, QUANTIZE_OUT, "out", OUT, 2, rows, (uint64_t)terms * EMBER_X8_COLUMNS(d), 0);
-    check_dtype(c, QUANTIZE_OUT, "out", EMBER_I8);
-    check_floats(c, QUANTIZE_SCALE, "scale", OUT, rows, group ? (d + group - 1) / group : 1);
+    check_integers(c, QUANTIZE_OUT, QUANTIZE_SCALE, OUT, handed, rows, d, terms, group);
     check_distinct(c, QUANTIZE_OUT, -1);
     check_distinct(c, QUANTIZE_SCALE, -1);
 }

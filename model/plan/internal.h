@@ -94,9 +94,10 @@ struct x_form {
 
 struct x_form build_x_form(const struct builder *b, const struct weight *w);
 
-/* x as integers, in b->x8 and b->x8_scale; *ret_scale is the latter. */
+/* x as integers, in b->x8 and b->x8_scale; *ret_scale is the latter. hand_over: for linears alone.
+ */
 struct ember_tensor build_quantize(struct builder *b, enum ember_rows rows, struct ember_tensor x,
-                                   struct x_form form, uint32_t repeat,
+                                   struct x_form form, uint32_t repeat, bool hand_over,
                                    struct ember_tensor *ret_scale);
 
 /* What a linear over bf16 or small floats in tiles needs beside its x; rank 0 for other weights. */

@@ -42,16 +42,18 @@ static uint32_t x_segments(struct x_form form, uint32_t k)
 }
 
 struct ember_tensor build_quantize(struct builder *b, enum ember_rows rows, struct ember_tensor x,
-                                   struct x_form form, uint32_t repeat,
+                                   struct x_form form, uint32_t repeat, bool hand_over,
                                    struct ember_tensor *ret_scale)
 {
+    uint32_t scales = x_segments(form, x.dim[1]) * (hand_over ? 1 + form.terms : 1);
     struct ember_op *o = build_op(b, EMBER_OP_QUANTIZE, rows);
     o->t[QUANTIZE_X] = x;
     o->t[QUANTIZE_OUT] = build_narrow(b->x8, form.terms * EMBER_X8_COLUMNS(x.dim[1]));
-    o->t[QUANTIZE_SCALE] = build_narrow(b->x8_scale, x_segments(form, x.dim[1]));
+    o->t[QUANTIZE_SCALE] = build_narrow(b->x8_scale, scales);
     o->i[QUANTIZE_I_REPEAT] = repeat;
     o->i[QUANTIZE_I_GROUP] = form.group;
     o->i[QUANTIZE_I_TERMS] = form.terms;
+    o->i[QUANTIZE_I_HAND_OVER] = hand_over;
     *ret_scale = o->t[QUANTIZE_SCALE];
     return o->t[QUANTIZE_OUT];
 }
@@ -102,7 +104,7 @@ struct ember_op *build_linear_rows(struct builder *b, enum ember_rows rows, stru
     uint32_t k = x.dim[1];
     struct ember_op *o;
     if (form.terms)
-        x = build_quantize(b, rows, x, form, 0, &x_scale);
+        x = build_quantize(b, rows, x, form, 0, true, &x_scale);
     o = build_op(b, EMBER_OP_LINEAR, rows);
     o->t[LINEAR_X] = x;
     o->t[LINEAR_W] = weight_part(b, w, build_slot(b, slot), first, n);
@@ -123,6 +125,7 @@ struct ember_op *build_linear_rows(struct builder *b, enum ember_rows rows, stru
         o->i[LINEAR_I_K] = k;
         o->i[LINEAR_I_X_GROUP] = form.group;
         o->i[LINEAR_I_X_TERMS] = form.terms;
+        o->i[LINEAR_I_X_READY] = 1;
     }
     o->f[LINEAR_F_SCALE] = b->linear_scale;
     o->f[LINEAR_F_SOFTCAP] = b->linear_softcap;
@@ -177,7 +180,8 @@ void build_linear(struct builder *b, struct ember_tensor x, enum layer_weight id
 
 void build_linear_room(struct builder *b)
 {
-    uint32_t rows = MAX(b->tokens, b->rows), sorted = 0, x8 = 0, scales = 0, tmp = 0, inner = 0;
+    uint32_t rows = MAX(b->tokens, b->rows), handed, sorted = 0, x8 = 0, scales = 0, tmp = 0,
+             inner = 0;
     uint64_t slots = 1;
     for (uint32_t i = 0; i < b->model->n_slots; i++) {
         const struct weight *w = &b->layout->weights[i];
@@ -185,7 +189,7 @@ void build_linear_room(struct builder *b)
         struct x_form form = build_x_form(b, w);
         if (form.terms) {
             x8 = MAX(x8, form.terms * EMBER_X8_COLUMNS(k));
-            scales = MAX(scales, x_segments(form, k));
+            scales = MAX(scales, x_segments(form, k) * (1 + form.terms));
         }
         if (w->order_at)
             sorted = MAX(sorted, k);
@@ -196,12 +200,13 @@ void build_linear_room(struct builder *b)
         inner = (uint32_t)EMBER_X_TMP_BYTES(b->inner.dim[1]);
     for (uint32_t i = 0; i < b->d->n_mlps; i++)
         slots = b->d->mlps[i].kind == MLP_MOE ? MAX(slots, b->d->mlps[i].topk) : slots;
-    if (rows * slots > UINT32_MAX && !b->failed)
+    if (rows * slots > UINT32_MAX - EMBER_PANEL && !b->failed)
         b->failed = error_set(b->err, EOVERFLOW, "%u tokens of %u experts each are too many", rows,
                               (uint32_t)slots);
     build_room(b, EMBER_F32, rows, sorted, &b->sorted);
-    build_room(b, EMBER_I8, (uint32_t)(rows * slots), x8, &b->x8);
-    build_room(b, EMBER_F32, (uint32_t)(rows * slots), scales, &b->x8_scale);
+    handed = EMBER_X8_ROWS((uint32_t)(rows * slots));
+    build_room(b, EMBER_I8, handed, x8, &b->x8);
+    build_room(b, EMBER_F32, handed, scales, &b->x8_scale);
     build_room(b, EMBER_U8, (uint32_t)(rows * slots), tmp, &b->x_tmp);
     build_room(b, EMBER_U8, b->tokens, inner, &b->inner_tmp);
 }

@@ -31,7 +31,7 @@ static void expert_linear(struct builder *b, const struct desc_mlp *m, struct em
     uint32_t k = x.dim[1];
     struct ember_op *o;
     if (form.terms)
-        x = build_quantize(b, EMBER_ROWS_TOKENS, x, form, per_slot ? m->topk : 0, &x_scale);
+        x = build_quantize(b, EMBER_ROWS_TOKENS, x, form, per_slot ? m->topk : 0, false, &x_scale);
     o = build_op(b, EMBER_OP_MOE_LINEAR, EMBER_ROWS_TOKENS);
     o->t[MOE_X] = x;
     o->t[MOE_W] = build_weight(b, id);

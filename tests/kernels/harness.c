@@ -210,6 +210,16 @@ void kcase_run(const struct kcase *c, const struct ember_op *op, enum cpu_isa is
         c->convert(c, isa, ret, false);
 }
 
+void kcase_chain(const struct kcase *c, const struct ember_op *first, const struct ember_op *second,
+                 enum cpu_isa isa, uint32_t n_blocks, struct arenas *ret)
+{
+    struct arenas between;
+    kcase_run(c, first, isa, NULL, n_blocks, &between);
+    struct kcase then = {.op = *second, .in = between};
+    kcase_run(&then, second, isa, NULL, n_blocks, ret);
+    arenas_free(&between);
+}
+
 struct launch_names {
     char *kernel, *spec;
 };

@@ -62,6 +62,9 @@ void kcase_out(struct kcase *c, uint32_t slot, uint32_t rows);
  * chose. */
 void kcase_run(const struct kcase *c, const struct ember_op *op, enum cpu_isa isa, cpu_kernel_fn fn,
                uint32_t n_blocks, struct arenas *ret);
+/* The same of `first`, and of `second` behind it. */
+void kcase_chain(const struct kcase *c, const struct ember_op *first, const struct ember_op *second,
+                 enum cpu_isa isa, uint32_t n_blocks, struct arenas *ret);
 void arenas_free(struct arenas *a);
 
 /*

@@ -196,13 +196,16 @@ static struct ember_tensor bytes_of(enum ember_dtype dtype, uint32_t rows, uint3
 
 /* x as integers of `terms` bytes, in groups of `group`, against a weight in tiles. */
 static void integer_linear(struct ember_tensor x, enum ember_quant quant, uint32_t group,
-                           uint32_t x_group, uint32_t terms, struct ember_tensor out)
+                           uint32_t x_group, uint32_t terms, bool handed, struct ember_tensor out)
 {
     bool four = quant == EMBER_QUANT_INT4;
+    uint32_t rows = handed ? EMBER_X8_ROWS(T) : T,
+             scales = x_group ? (D + x_group - 1) / x_group : 1;
     struct ember_op *o = op(EMBER_OP_QUANTIZE);
     o->t[QUANTIZE_X] = x;
-    o->t[QUANTIZE_OUT] = bytes_of(EMBER_I8, T, terms * EMBER_X8_COLUMNS(D));
-    o->t[QUANTIZE_SCALE] = s(T, x_group ? (D + x_group - 1) / x_group : 1);
+    o->t[QUANTIZE_OUT] = bytes_of(EMBER_I8, rows, terms * EMBER_X8_COLUMNS(D));
+    o->t[QUANTIZE_SCALE] = s(rows, scales * (handed ? 1 + terms : 1));
+    o->i[QUANTIZE_I_HAND_OVER] = handed;
     o->i[QUANTIZE_I_GROUP] = x_group;
     o->i[QUANTIZE_I_TERMS] = terms;
     struct ember_tensor x8 = o->t[QUANTIZE_OUT], scale = o->t[QUANTIZE_SCALE];
@@ -217,6 +220,7 @@ static void integer_linear(struct ember_tensor x, enum ember_quant quant, uint32
     o->i[LINEAR_I_K] = D;
     o->i[LINEAR_I_X_GROUP] = x_group;
     o->i[LINEAR_I_X_TERMS] = terms;
+    o->i[LINEAR_I_X_READY] = handed;
 }
 
 /* h through a permutation and weights in every kind of form. */
@@ -229,8 +233,9 @@ static void make_quantised(struct ember_tensor h)
     o->t[PERMUTE_X] = h;
     o->t[PERMUTE_ORDER] = order;
     o->t[PERMUTE_OUT] = sorted;
-    integer_linear(sorted, EMBER_QUANT_INT4, 32, 32, 2, out);
-    integer_linear(h, EMBER_QUANT_INT8, 1 << 20, 0, 1, out);
+    integer_linear(sorted, EMBER_QUANT_INT4, 32, 32, 2, true, out);
+    integer_linear(sorted, EMBER_QUANT_INT4, 32, 32, 1, false, out);
+    integer_linear(h, EMBER_QUANT_INT8, 1 << 20, 0, 1, true, out);
     o = linear(h, codes(EMBER_F8, D, (D + 63) / 64 * 64), out);
     o->t[LINEAR_W_SCALE] = codes(EMBER_F32, D, 1);
     o->t[LINEAR_X_TMP] = bytes_of(EMBER_U8, T, (uint32_t)EMBER_X_TMP_BYTES(D));
@@ -519,7 +524,7 @@ static void test_handed_over(void **state)
 {
     for (uint32_t i = 1; i < plan->n_ops; i++) {
         struct ember_op *o = &plan->ops[i], good = *o, *from = &plan->ops[i - 1], made = *from;
-        if (o->kind != EMBER_OP_LINEAR || !o->i[LINEAR_I_X_READY])
+        if (o->kind != EMBER_OP_LINEAR || !o->i[LINEAR_I_X_READY] || o->t[LINEAR_X_SCALE].rank)
             continue;
         from->t[from->kind == EMBER_OP_NORM ? NORM_OUT_X : LINEAR_OUT_X].rank = 0;
         refused(i, LINEAR_X_TMP, "not handed over");
@@ -537,6 +542,38 @@ static void test_handed_over(void **state)
         refused(i, LINEAR_X_TMP, "written over");
         *from = made;
     }
+}
+
+/* The same of integers. */
+static void test_handed_integers(void **state)
+{
+    uint32_t seen = 0;
+    for (uint32_t i = 1; i < plan->n_ops; i++) {
+        struct ember_op *o = &plan->ops[i], good = *o, *from = &plan->ops[i - 1], made = *from;
+        if (from->kind != EMBER_OP_QUANTIZE || !o->i[LINEAR_I_X_READY])
+            continue;
+        seen++;
+        from->i[QUANTIZE_I_HAND_OVER] = 0;
+        from->t[QUANTIZE_SCALE].dim[1] /= 1 + (uint32_t)from->i[QUANTIZE_I_TERMS];
+        refused(i, LINEAR_X, "not handed over");
+        *from = made;
+        from->t[QUANTIZE_SCALE].offset += EMBER_TILE_LINE;
+        refused(i, LINEAR_X, "other scales");
+        *from = made;
+        from->t[QUANTIZE_X].dim[1]--;
+        refused(i, LINEAR_X, "of other columns");
+        *from = made;
+        o->t[LINEAR_X].row_stride += EMBER_TILE_LINE;
+        refused(i, LINEAR_X, "with gaps");
+        *o = good;
+        o->t[LINEAR_X].dim[0] = T;
+        refused(i, LINEAR_X, "of too few rows");
+        *o = good;
+        from->i[QUANTIZE_I_REPEAT] = 1;
+        refused(i - 1, QUANTIZE_OUT, "several rows for each");
+        *from = made;
+    }
+    assert_true(seen >= 2);
 }
 
 static void test_digest(void **state)
@@ -666,11 +703,17 @@ int main(void)
 {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_passes),      TEST(test_operands),
-        TEST(test_attributes),  TEST(test_plan_itself),
-        TEST(test_overlap),     TEST(test_handed_over),
-        TEST(test_table_forms), TEST(test_digest),
-        TEST(test_inside),      cmocka_unit_test(test_step_io),
+        TEST(test_passes),
+        TEST(test_operands),
+        TEST(test_attributes),
+        TEST(test_plan_itself),
+        TEST(test_overlap),
+        TEST(test_handed_over),
+        TEST(test_handed_integers),
+        TEST(test_table_forms),
+        TEST(test_digest),
+        TEST(test_inside),
+        cmocka_unit_test(test_step_io),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

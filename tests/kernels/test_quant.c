@@ -327,12 +327,119 @@ static void test_quantize(void **ctx)
             }
 }
 
+/* Room for integers and their scales that are handed over: no gaps between rows. */
+static void handed_operands(struct kcase *c, const struct form *f, uint32_t x, uint32_t scale,
+                            uint32_t rows, uint32_t K)
+{
+    uint32_t all = EMBER_X8_ROWS(rows), cols = f->terms * EMBER_X8_COLUMNS(K);
+    uint32_t segments = f->x_group ? (K + f->x_group - 1) / f->x_group : 1;
+    uint32_t scales = segments * (1 + f->terms);
+    kcase_tensor(c, x, EMBER_ARENA_SCRATCH, EMBER_I8, 1, 1, all * cols, 0, 0);
+    c->op.t[x].rank = 2;
+    c->op.t[x].dim[0] = all;
+    c->op.t[x].dim[1] = cols;
+    c->op.t[x].row_stride = cols;
+    kcase_tensor(c, scale, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 1, all * scales, 0, 0);
+    c->op.t[scale].rank = 2;
+    c->op.t[scale].dim[0] = all;
+    c->op.t[scale].dim[1] = scales;
+    c->op.t[scale].row_stride = scales * sizeof(float);
+}
+
+/* Some groups of floats are special: as in quantize_case, one after the other. */
+static void fill_special(struct kcase *c, uint32_t slot, uint32_t group)
+{
+    const struct ember_tensor *t = &c->op.t[slot];
+    for (uint32_t r = 0; r < t->dim[0]; r++) {
+        float *x = kcase_row(c, slot, r);
+        for (uint32_t k = 0, g = r; k < t->dim[1]; k += group ? group : t->dim[1], g++)
+            for (uint32_t i = k; i < t->dim[1] && (!group || i < k + group); i++)
+                x[i] = g % 9 == 1   ? 0
+                       : g % 9 == 4 ? ((i - k) ? (float)(int)(i % 250) - 124.5f : 127)
+                       : g % 9 == 5 ? 1e-41f * (float)i
+                       : g % 9 == 7 ? 1e-33f * (float)i
+                                    : x[i];
+    }
+}
+
+/* A linear gives the same bits whether its integers were handed over or not. */
+static void handed_case(const struct form *f, uint32_t rows, uint32_t N, uint32_t K)
+{
+    static const uint32_t counts[] = {0, 1, 3, 64};
+    struct kcase c;
+    struct ember_op quantize, linear, handing, ready;
+    kcase_start(&c, EMBER_OP_QUANTIZE, EMBER_ROWS_TOKENS, rows);
+    kcase_tensor(&c, QUANTIZE_X, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, rows, K, 0);
+    fill_special(&c, QUANTIZE_X, f->x_group);
+    c.op.i[QUANTIZE_I_GROUP] = f->x_group;
+    c.op.i[QUANTIZE_I_TERMS] = f->terms;
+    quantize = handing = c.op;
+    memset(c.op.t, 0, sizeof c.op.t);
+    x_operands(&c, f, LINEAR_X, LINEAR_X_SCALE, rows, K);
+    quant_operands(&c, f, LINEAR_W, LINEAR_W_SCALE, LINEAR_W_ZERO, 0, N, K);
+    kcase_tensor(&c, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, N, 0);
+    c.op.kind = EMBER_OP_LINEAR;
+    memset(c.op.i, 0, sizeof c.op.i);
+    c.op.i[LINEAR_I_QUANT] = f->quant;
+    c.op.i[LINEAR_I_GROUP] = group_of(f, K);
+    c.op.i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
+    c.op.i[LINEAR_I_K] = K;
+    c.op.i[LINEAR_I_X_GROUP] = f->x_group;
+    c.op.i[LINEAR_I_X_TERMS] = f->terms;
+    c.op.f[LINEAR_F_SCALE] = 1;
+    linear = ready = c.op;
+    quantize.t[QUANTIZE_OUT] = linear.t[LINEAR_X];
+    quantize.t[QUANTIZE_SCALE] = linear.t[LINEAR_X_SCALE];
+    handed_operands(&c, f, LINEAR_X, LINEAR_X_SCALE, rows, K);
+    handing.t[QUANTIZE_OUT] = ready.t[LINEAR_X] = c.op.t[LINEAR_X];
+    handing.t[QUANTIZE_SCALE] = ready.t[LINEAR_X_SCALE] = c.op.t[LINEAR_X_SCALE];
+    handing.i[QUANTIZE_I_HAND_OVER] = ready.i[LINEAR_I_X_READY] = 1;
+    for (enum cpu_isa isa = 0; isa < CPU_ISA_COUNT; isa++) {
+        const struct ember_tensor *t = &linear.t[LINEAR_OUT];
+        struct arenas want, got;
+        if (!cpu_isa_supported(isa))
+            continue;
+        kcase_chain(&c, &quantize, &linear, isa, 0, &want);
+        for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
+            kcase_chain(&c, &handing, &ready, isa, counts[i], &got);
+            for (uint32_t r = 0; r < rows; r++) {
+                const size_t at = t->offset + r * t->row_stride;
+                if (memcmp(want.data[EMBER_ARENA_SCRATCH] + at, got.data[EMBER_ARENA_SCRATCH] + at,
+                           N * sizeof(float)))
+                    fail_msg("%s (%s): row %u of %u, N=%u K=%u, %u blocks: other bits when x is "
+                             "handed over",
+                             f->name, cpu_isa_name(isa), r, rows, N, K, counts[i]);
+            }
+            arenas_free(&got);
+        }
+        arenas_free(&want);
+    }
+    kcase_free(&c);
+}
+
+static void test_handed_over(void **ctx)
+{
+    static const uint32_t K[] = {1, 16, 17, 32, 33, 64, 100, 129, 256, 600};
+    static const uint32_t rows[] = {1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 33, 40, 47};
+    for (size_t f = 0; f < ARRAY_LEN(forms); f++) {
+        if (!forms[f].terms)
+            continue;
+        for (size_t k = 0; k < ARRAY_LEN(K); k++)
+            for (size_t r = 0; r < ARRAY_LEN(rows); r++)
+                handed_case(&forms[f], rows[r], 1 + (uint32_t)(f + k + r) % 37, K[k]);
+        handed_case(&forms[f], 129, 40, 2080);
+    }
+    handed_case(&forms[4], 520, 24, 64); /* rows in two parts */
+    handed_case(&forms[10], 600, 40, 3072);
+    handed_case(&forms[11], 9, 20, 16448); /* more of k than matrix tiles take */
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_linear),  cmocka_unit_test(test_moe_linear),
         cmocka_unit_test(test_permute), cmocka_unit_test(test_quantize),
-        cmocka_unit_test(test_embed),
+        cmocka_unit_test(test_embed),   cmocka_unit_test(test_handed_over),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -148,18 +148,6 @@ static void test_gated(void **ctx)
     gated_case(200, 32, 1500, EMBER_GLU_HALVES, 1); /* k in parts */
 }
 
-/* The rows of out of `second`, run behind `first`, whatever blocks there are. */
-static void chain(const struct kcase *c, const struct ember_op *first,
-                  const struct ember_op *second, enum cpu_isa isa, uint32_t n_blocks,
-                  struct arenas *ret)
-{
-    struct arenas between;
-    kcase_run(c, first, isa, NULL, n_blocks, &between);
-    struct kcase then = {.op = *second, .in = between};
-    kcase_run(&then, second, isa, NULL, n_blocks, ret);
-    arenas_free(&between);
-}
-
 /* The bits of a linear are the same whether its x was handed over or not. c: the op before it. */
 static void hand_over(struct kcase *c, uint32_t out, uint32_t out_x, uint32_t rows, uint32_t K)
 {
@@ -182,10 +170,10 @@ static void hand_over(struct kcase *c, uint32_t out, uint32_t out_x, uint32_t ro
         if (!cpu_isa_supported(isa))
             continue;
         before.t[out_x].rank = 0;
-        chain(c, &before, &plain, isa, 0, &want);
+        kcase_chain(c, &before, &plain, isa, 0, &want);
         before.t[out_x] = plain.t[LINEAR_X_TMP];
         for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
-            chain(c, &before, &ready, isa, counts[i], &got);
+            kcase_chain(c, &before, &ready, isa, counts[i], &got);
             for (uint32_t r = 0; r < rows; r++) {
                 const size_t at = t->offset + r * t->row_stride;
                 assert_memory_equal(want.data[EMBER_ARENA_SCRATCH] + at,

@@ -103,7 +103,8 @@ enum {
     LINI_SEGMENT,
     LINI_TERMS,
     LINI_X_SCALE,
-    LINI_X_SCALE_STRIDE
+    LINI_X_SCALE_STRIDE,
+    LINI_X_READY /* x was handed over (x_int.h) */
 };
 
 /* x_tiles, x_fp, moe_x_tiles, moe_x_fp: rows of bf16 pairs of a linear or moe_linear .tiles or .fp
@@ -311,7 +312,8 @@ enum {
     QNT_K,
     QNT_REPEAT,
     QNT_GROUP,
-    QNT_TERMS
+    QNT_TERMS,
+    QNT_HAND_OVER /* to linear.int, in its own form (x_int.h) */
 };
 
 /* argmax, argmax_parts, argmax_join */

@@ -22,7 +22,7 @@
     X(x_tiles, "x_tiles", tiles, ALL)                                                              \
     X(x_fp, "x_fp", tiles, ALL)                                                                    \
     X(permute, "permute", rows, BASE)                                                              \
-    X(quantize, "quantize", rows, BASE)                                                            \
+    X(quantize, "quantize", quantize, ALL)                                                         \
     X(rope_table, "rope_table", rope, BASE)                                                        \
     X(split_norm_rope, "split_norm_rope", rope, BASE)                                              \
     X(attention, "attention", attention, BASE)                                                     \
@@ -57,7 +57,7 @@
     X(linear)                                                                                      \
     X(measure)                                                                                     \
     X(measure_tiles)                                                                               \
-    X(moe) X(moe_linear) X(norm) X(rope) X(rows) X(tiles)
+    X(moe) X(moe_linear) X(norm) X(quantize) X(rope) X(rows) X(tiles)
 
 /* Written by embed.py. */
 struct cpu_source_text {

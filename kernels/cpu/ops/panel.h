@@ -13,6 +13,7 @@
 
 #include "kernels/cpu/ops/glu.h"
 #include "kernels/cpu/ops/post.h"
+#include "kernels/cpu/ops/x_int.h"
 
 #define PV (EMBER_PANEL / VL) /* vectors of a panel */
 #define PANEL_ROWS 128        /* rows of x at a time: what they are turned into fits half the L2 */
@@ -51,10 +52,11 @@ struct panel_rows {
     const char *x[INT_ROWS]; /* NULL: only tmp is there */
     const float *scale[INT_ROWS];
     float *out[INT_ROWS];
-    const char *tmp;   /* x as bf16_pack made it */
-    int stream;        /* products are more than caches hold, in whole lines */
-    char *out_x;       /* where gated ones go, as x of all rows (x_tiles.h); NULL: to out */
-    size_t first, all; /* of which these are first, first + 1, ... */
+    const char *tmp;           /* x as bf16_pack made it */
+    const struct x_int *ready; /* integers of all rows, handed over; NULL: x and scale hold them */
+    int stream;                /* products are more than caches hold, in whole lines */
+    char *out_x;               /* where gated ones go, as x of all rows (x_tiles.h); NULL: to out */
+    size_t first, all;         /* of which these are first, first + 1, ... */
 };
 
 /* Scales of group g of a panel: its v-th VL rows. */

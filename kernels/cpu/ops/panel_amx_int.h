@@ -13,12 +13,13 @@
 #include "kernels/cpu/ops/panel_amx.h"
 #include "kernels/cpu/ops/panel_vnni.h"
 
-#define AMX_ROWS_LEAST 8     /* below them vectors are as quick */
 #define AMX_STEP_K 512       /* of k at a time */
 #define AMX_X_BYTES 1048576u /* of x in tiles */
 #define AMX_W_BYTES 524288u  /* of w at a time, which stay in the second-level cache */
-#define AMX_PANELS 32        /* at a time */
-#define AMX_FEW 32           /* rows up to which w is read once */
+_Static_assert(X_UNITS_K_MAX * 32 <= AMX_W_BYTES && X_UNITS_K_MAX * 64 <= AMX_X_BYTES,
+               "two panels, two units");
+#define AMX_PANELS 32 /* at a time */
+#define AMX_FEW 32    /* rows up to which w is read once */
 
 /* Codes of 4 bits from k on, n of them (a multiple of 32), as lines of signed bytes, less their
  * zero points. */
@@ -51,7 +52,7 @@ INLINE void amx_expand(const struct panels *q, size_t p, size_t k, size_t n, cha
 struct amx_x {
     const char *units;
     const float *scales; /* [segments][rows], rows a multiple of 16 */
-    size_t half, rows, n_units;
+    size_t half, rows;
 };
 
 /* n rows; scales to [segments][rows]. */
@@ -69,7 +70,15 @@ INLINE void amx_pack(const struct panels *q, const struct panel_rows *rows, size
         for (size_t s = 0; s < segments; s++)
             scales[s * height + i] = rows->scale[first + i][s];
     }
-    *ret = (struct amx_x){units, scales, half, height, height / 16 * terms};
+    *ret = (struct amx_x){units, scales, half, height};
+}
+
+/* Rows that are handed over, from row `first` of all on, a multiple of 16. */
+INLINE struct amx_x amx_ready(const struct x_int *x, size_t first)
+{
+    const size_t half = EMBER_X8_COLUMNS(x->K);
+    return (struct amx_x){x->x + first * half * (size_t)x->terms, (const float *)x->scale + first,
+                          half, (x->n + 15) / X_UNIT * X_UNIT};
 }
 
 /* Sums of a segment that are still integers: rows `row` .. rows - 1 of them. */
@@ -289,14 +298,18 @@ static __attribute__((unused)) void int_amx(enum ember_quant quant, const struct
     _Alignas(64) float scales[AMX_X_BYTES / 32];
     const size_t half = EMBER_X8_COLUMNS(q->K);
     const size_t most = AMX_X_BYTES / (half * (size_t)q->terms) / 32 * 32;
-    if (rows->n < AMX_ROWS_LEAST || !most || half * 32 > AMX_W_BYTES) {
+    if (rows->ready ? rows->ready->form != X_INT_UNITS
+                    : rows->n < X_UNITS_LEAST || q->K > X_UNITS_K_MAX) {
         int_vnni(quant, q, rows, panels, post);
         return;
     }
     for (size_t r = 0, n; r < rows->n; r += n) {
         struct amx_x x;
         n = rows->n - r < most ? rows->n - r : most;
-        amx_pack(q, rows, r, n, units, scales, &x);
+        if (rows->ready)
+            x = amx_ready(rows->ready, rows->first + r);
+        else
+            amx_pack(q, rows, r, n, units, scales, &x);
         amx_panels(quant, q, &x, n, rows->out + r, panels, post);
     }
     amx_release();

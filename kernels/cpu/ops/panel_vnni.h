@@ -324,40 +324,72 @@ INLINE void vnni_pair(const int four, const int terms, const struct panels *q,
     }
 }
 
+/* n rows from r on as tiles, or the only one: x, scales and sums of rows that are not handed over.
+ */
+INLINE struct vnni_x vnni_pack(const int four, const int terms, const struct panels *q,
+                               const struct panel_rows *rows, size_t r, size_t n, char *woven,
+                               float *scales, int32_t *sums)
+{
+    const size_t M = (size_t)(VNNI_M / terms), half = EMBER_X8_COLUMNS(q->K);
+    const size_t segments = (q->K + q->segment - 1) / q->segment;
+    if (n == 1) {
+        vnni_sums(1, four, terms, q, rows->x[r], sums);
+        return (struct vnni_x){rows->x[r], rows->scale[r], sums};
+    }
+    for (size_t i = 0; i < n; i += M) {
+        const char *of[VNNI_M];
+        for (size_t m = 0; m < M; m++) { /* the last tile's last row fills it */
+            const size_t at = r + (i + m < n ? i + m : n - 1);
+            of[m] = rows->x[at];
+            if (terms == 2)
+                of[M + m] = of[m] + half;
+            for (size_t s = 0; s < segments; s++)
+                scales[i * segments + s * M + m] = rows->scale[at][s];
+        }
+        vnni_weave(of, half, woven + i * half * (size_t)terms);
+        vnni_sums((int)M, four, terms, q, woven + i * half * (size_t)terms, sums + i * segments);
+    }
+    return (struct vnni_x){woven, scales, sums};
+}
+
+/* The same of rows that are, from row `first` of all on: their sums times the zero point. */
+INLINE struct vnni_x vnni_ready(const int four, const int terms, const struct panels *q,
+                                const struct x_int *x, size_t first, size_t n, int32_t *sums)
+{
+    const size_t segments = (q->K + q->segment - 1) / q->segment;
+    const size_t height = x_int_height(x), all = (n + height - 1) / height * height * segments;
+    const int32_t *of = x_int_sums(x) + first * segments * (size_t)terms;
+    const int32_t zero = !four ? -128 : q->zero ? -1 : -8;
+    for (size_t i = 0; i < all; i++)
+        if (terms == 1)
+            sums[i] = of[i] * zero;
+        else if (x->form == X_INT_ONE)
+            sums[i] = (of[2 * i] * 256 + (four ? of[2 * i + 1] : 0)) * zero;
+        else
+            sums[i] = (of[i / 4 * 8 + i % 4] * 256 + (four ? of[i / 4 * 8 + 4 + i % 4] : 0)) * zero;
+    return (struct vnni_x){x->x + first * EMBER_X8_COLUMNS(q->K) * (size_t)terms,
+                           (const float *)x->scale + first * segments, sums};
+}
+
 INLINE void vnni_rows(const int four, const int terms, const struct panels *q,
                       const struct panel_rows *rows, struct range panels, const struct post *post)
 {
-    const int M = VNNI_M / terms;
     const size_t segments = (q->K + q->segment - 1) / q->segment, half = EMBER_X8_COLUMNS(q->K);
     const size_t fit = VNNI_X_BYTES / (half * VNNI_M), some = VNNI_SUMS / segments / VNNI_M;
-    const size_t most = (fit < some ? fit : some) * (size_t)M;
+    const size_t most = (fit < some ? fit : some) * (size_t)(VNNI_M / terms);
     _Alignas(64) float acc[INT_ROWS][VNNI_P][VL];
     _Alignas(64) char woven[VNNI_X_BYTES];
     int32_t sums[VNNI_SUMS];
     float scales[VNNI_SUMS];
     for (size_t r = 0, n; r < rows->n; r += n) {
         n = rows->n - r < most ? rows->n - r : most;
-        struct vnni_x x = {rows->x[r], rows->scale[r], sums};
-        if (n == 1) {
-            vnni_sums(1, four, terms, q, x.x, sums);
+        const struct vnni_x x =
+            rows->ready ? vnni_ready(four, terms, q, rows->ready, rows->first + r, n, sums)
+                        : vnni_pack(four, terms, q, rows, r, n, woven, scales, sums);
+        if (n == 1 && !(rows->ready && rows->ready->form == X_INT_WOVEN)) {
             vnni_one(four, terms, q, &x, rows->out[r], panels, post);
             continue;
         }
-        for (size_t i = 0; i < n; i += (size_t)M) {
-            const char *of[VNNI_M];
-            for (size_t m = 0; m < (size_t)M; m++) { /* the last tile's last row fills it */
-                const size_t at = r + (i + m < n ? i + m : n - 1);
-                of[m] = rows->x[at];
-                if (terms == 2)
-                    of[(size_t)M + m] = of[m] + half;
-                for (size_t s = 0; s < segments; s++)
-                    scales[i * segments + s * (size_t)M + m] = rows->scale[at][s];
-            }
-            vnni_weave(of, half, woven + i * half * (size_t)terms);
-            vnni_sums(M, four, terms, q, woven + i * half * (size_t)terms, sums + i * segments);
-        }
-        x.x = woven;
-        x.scale = scales;
         for (size_t p = panels.first; p < panels.end; p += VNNI_P)
             vnni_pair(four, terms, q, &x, rows, r, n, p, panels.end - 1, acc, post);
         if (rows->stream)

@@ -18,6 +18,7 @@
 /* ---- linear ---- */
 
 #define LINEAR_STREAM_BYTES 2097152u
+#define LINEAR_WOVEN_BYTES 786432u
 
 INLINE struct post linear_post(const uint64_t *args)
 {
@@ -78,6 +79,20 @@ KERNEL(linear_tiles)
     }
 }
 
+/* How many rows a part may have: woven ones as many as stay in the second-level cache. */
+INLINE size_t linear_woven_rows(const struct panels *q)
+{
+    const size_t most = LINEAR_WOVEN_BYTES / (EMBER_X8_COLUMNS(q->K) * (size_t)q->terms);
+    return most < PANEL_ROWS ? PANEL_ROWS : most > INT_ROWS ? INT_ROWS : most;
+}
+
+/* Others are cut where there would be fewer than 16 panels to a part. */
+INLINE size_t linear_int_rows(size_t n, size_t panels, uint32_t n_blocks)
+{
+    const size_t cuts = n_blocks / ((panels + 15) / 16), high = cuts > 1 ? n / cuts : n;
+    return high < PANEL_ROWS ? PANEL_ROWS : high > INT_ROWS ? INT_ROWS : high;
+}
+
 KERNEL(linear_int)
 {
     const size_t n = arg_rows(args), panels = (args[LIN_N] + 15) / EMBER_PANEL;
@@ -91,13 +106,21 @@ KERNEL(linear_int)
     q.group = args[LINI_GROUP];
     q.segment = args[LINI_SEGMENT];
     q.terms = (int)args[LINI_TERMS];
-    /* Rows are cut where there would be fewer than 16 panels to a part. */
-    const size_t cuts = n_blocks / ((panels + 15) / 16), high = cuts > 1 ? n / cuts : n;
-    const size_t most = high < PANEL_ROWS ? PANEL_ROWS : high > INT_ROWS ? INT_ROWS : high;
+    const struct x_int x = {.x = arg_pointer(args[LIN_X]),
+                            .scale = arg_pointer(args[LINI_X_SCALE]),
+                            .n = n,
+                            .K = q.K,
+                            .segment = q.segment,
+                            .terms = q.terms,
+                            .form = args[LINI_X_READY] ? x_int_form(n, q.K) : X_INT_ROWS};
+    const size_t most =
+        x.form == X_INT_WOVEN ? linear_woven_rows(&q) : linear_int_rows(n, panels, n_blocks);
     for (size_t turn = 0; panel_part(n, most, panels, block, n_blocks, turn, &part); turn++) {
         struct panel_rows rows;
         linear_rows(args, part.rows, &rows);
         rows.stream = linear_streams(args, n);
+        rows.ready = x.form == X_INT_ROWS ? NULL : &x;
+        rows.first = part.rows.first;
         for (size_t i = 0; i < rows.n; i++)
             rows.scale[i] = (const float *)(arg_pointer(args[LINI_X_SCALE]) +
                                             (part.rows.first + i) * args[LINI_X_SCALE_STRIDE]);
@@ -215,6 +238,7 @@ INLINE void moe_part(const uint64_t *args, const enum moe_form form, const struc
         rows.n = m;
         rows.stream = 0;
         rows.out_x = NULL;
+        rows.ready = NULL;
         if (form != MOE_INT)
             rows.tmp = arg_pointer(args[tmp_at]) + (before + s) * args[tmp_at + 1];
         for (size_t i = 0; i < m; i++) {
