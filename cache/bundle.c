@@ -13,7 +13,14 @@
 
 /* ---- Writing ---- */
 
-int bundle_begin(struct bundle_writer *writer, int fd, uint64_t created_ns, struct error *err)
+struct bundle_writer {
+    int fd;
+    uint64_t count;
+    struct buffer sums;
+};
+
+static int bundle_begin(struct bundle_writer *writer, int fd, uint64_t created_ns,
+                        struct error *err)
 {
     uint8_t head[16] = {'E', 'M', 'B', 'B'};
 
@@ -23,7 +30,8 @@ int bundle_begin(struct bundle_writer *writer, int fd, uint64_t created_ns, stru
     return fd_write_all(fd, head, sizeof head, WHAT, err);
 }
 
-int bundle_item(struct bundle_writer *writer, const void *record, size_t len, struct error *err)
+static int bundle_item(struct bundle_writer *writer, const void *record, size_t len,
+                       struct error *err)
 {
     uint8_t item[BUNDLE_ITEM] = {'E', 'M', 'B', 'I'};
 
@@ -38,7 +46,7 @@ int bundle_item(struct bundle_writer *writer, const void *record, size_t len, st
     return r;
 }
 
-int bundle_end(struct bundle_writer *writer, struct error *err)
+static int bundle_end(struct bundle_writer *writer, struct error *err)
 {
     uint8_t end[BUNDLE_ITEM] = {'E', 'M', 'B', 'E'};
 

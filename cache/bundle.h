@@ -4,8 +4,10 @@
  *
  *   header   16 bytes: "EMBB", u16 version (1), u16 zero, u64 creation time (ns since 1970)
  *   item     24 bytes: "EMBI", u32 zero, u64 bytes of the record, u64 XXH3-64 of the record; then
- * the record (record.h), byte for byte as in the store trailer  24 bytes: "EMBE", u32 zero, u64
- * number of items, u64 XXH3-64 over the items' checksums (8 bytes each, little-endian, in order)
+ *            the record (record.h), byte for byte as in the store
+ *   trailer  24 bytes: "EMBE", u32 zero, u64 number of items, u64 XXH3-64 over the items' checksums
+ *            (8 bytes each, little-endian, in order)
+ *
  * All integers little-endian. Nothing may follow the trailer. bundle_read takes hostile streams:
  * memory grows with the bytes that really arrive, in steps, not with what a length field claims.
  */
@@ -16,15 +18,6 @@
 
 #define BUNDLE_VERSION 1
 #define BUNDLE_ITEM 24
-
-struct bundle_writer {
-    int fd;
-    uint64_t count;
-    struct buffer sums;
-};
-int bundle_begin(struct bundle_writer *writer, int fd, uint64_t created_ns, struct error *err);
-int bundle_item(struct bundle_writer *writer, const void *record, size_t len, struct error *err);
-int bundle_end(struct bundle_writer *writer, struct error *err);
 
 /*
  * Calls back with each record, fully checked. Stops at the first malformed byte (-EBADMSG), at an

@@ -62,7 +62,8 @@ struct engine_limits engine_limits(const struct engine *engine)
     return limits;
 }
 
-uint64_t engine_kv_default(uint64_t kv_page_bytes, uint32_t max_positions)
+/* KV bytes an instance gets when nothing is configured. */
+static uint64_t kv_default(uint64_t kv_page_bytes, uint32_t max_positions)
 {
     uint64_t pages = (MIN(max_positions, 8192u) + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE;
     uint64_t bytes = MIN(pages * kv_page_bytes, 512 * MIB);
@@ -147,8 +148,8 @@ static int reserve(struct engine *engine, struct error *err)
             bytes[a] = MAX(bytes[a], b->plan->arena_bytes[a]);
         engine->staging_bytes = MAX(engine->staging_bytes, b->plan->io.inputs_end);
     }
-    uint64_t kv = engine->options.kv_bytes ? engine->options.kv_bytes
-                                           : engine_kv_default(page, info->max_positions);
+    uint64_t kv =
+        engine->options.kv_bytes ? engine->options.kv_bytes : kv_default(page, info->max_positions);
     if (kv < page || kv / page > INT32_MAX / KV_PAGE_SIZE - 1)
         return error_set(err, EINVAL, "kv_bytes is %llu; one page of this model takes %llu",
                          (unsigned long long)kv, (unsigned long long)page);

@@ -52,7 +52,7 @@ struct engine_options {
     bool early;
     int filling;
     enum kv_kind kv;   /* what K and V are kept in */
-    uint64_t kv_bytes; /* KV memory; 0: engine_kv_default */
+    uint64_t kv_bytes; /* KV memory; 0: of up to 8,192 tokens or 512 MiB, at least 64 tokens */
     /* > 0: also a bucket of that many tokens with all logits and hidden states. */
     uint32_t tap_tokens;
 };
@@ -128,10 +128,6 @@ const struct error *engine_broken(const struct engine *engine);
 /* The checkpoint's folder, where its tokenizer is. */
 const char *engine_source_dir(const struct engine *engine);
 struct engine_limits engine_limits(const struct engine *engine);
-
-/* KV bytes an instance gets when nothing is configured: up to 8,192 tokens or 512 MiB, at least 64
- * tokens. */
-uint64_t engine_kv_default(uint64_t kv_page_bytes, uint32_t max_positions);
 
 /*
  * Runs one step. Everything in it is checked first: -EINVAL (a token beyond the vocabulary, a page

@@ -248,7 +248,7 @@ static int load_opened(const struct checkpoint *checkpoint, const struct load_op
     if (r == 0 && options->quant && *options->quant)
         r = quantize_rules_parse(options->quant, &rules, err);
     if (r == 0)
-        r = model_layout_quantised(model, checkpoint, rules, &layout, err);
+        r = model_layout(model, checkpoint, rules, &layout, err);
     loading.layout = layout;
     if (r == 0)
         r = loading_begin(&loading, model, err);

@@ -493,9 +493,8 @@ static int find_forms(const struct model *model, const struct checkpoint *checkp
     return r < 0 ? r : 0;
 }
 
-int model_layout_quantised(const struct model *model, const struct checkpoint *checkpoint,
-                           const struct quantize_rules *rules, struct weights_layout **ret,
-                           struct error *err)
+int model_layout(const struct model *model, const struct checkpoint *checkpoint,
+                 const struct quantize_rules *rules, struct weights_layout **ret, struct error *err)
 {
     _cleanup_free_ struct slot_form *forms = mem_alloc(model->n_slots, sizeof *forms);
     _cleanup_(buffer_free) struct buffer name = {0};
@@ -505,10 +504,4 @@ int model_layout_quantised(const struct model *model, const struct checkpoint *c
     if (r == 0 && rules)
         r = quant_make_forms(model, rules, variant, checkpoint_dir(checkpoint), forms, err);
     return r < 0 ? r : layout_make(model, forms, variant, ret, err);
-}
-
-int model_layout(const struct model *model, const struct checkpoint *checkpoint,
-                 struct weights_layout **ret, struct error *err)
-{
-    return model_layout_quantised(model, checkpoint, NULL, ret, err);
 }

@@ -135,22 +135,18 @@ struct weights_layout {
     struct digest digest; /* of the checkpoint's bytes; set by the loader, zero before */
 };
 
-/* Where each tensor goes; checks that every one is there with the right shape and dtype (naming
- * file and tensor). */
+/*
+ * Where each tensor goes; checks that every one is there with the right shape and dtype (naming
+ * file and tensor). rules, if not NULL, say which matrices are quantised while they are loaded.
+ * Eligible are matrices that are multiplied with, and a tied embedding; routers, gates of a shared
+ * expert, norms, biases and embeddings that are only looked up stay as they are. -ENOTSUP: the
+ * checkpoint is quantised already, or a rule that matches nothing.
+ */
 int model_layout(const struct model *model, const struct checkpoint *checkpoint,
-                 struct weights_layout **ret, struct error *err);
+                 const struct quantize_rules *rules, struct weights_layout **ret,
+                 struct error *err);
 void weights_layout_free(struct weights_layout *layout);
 DEFINE_CLEANUP(struct weights_layout *, weights_layout_free)
-
-/*
- * The same with matrices quantised while they are loaded, as `rules` say (NULL: none). Eligible are
- * matrices that are multiplied with, and a tied embedding; routers, gates of a shared expert,
- * norms, biases and embeddings that are only looked up stay as they are. -ENOTSUP: the checkpoint
- * is quantised already, or a rule that matches nothing.
- */
-int model_layout_quantised(const struct model *model, const struct checkpoint *checkpoint,
-                           const struct quantize_rules *rules, struct weights_layout **ret,
-                           struct error *err);
 
 /* What quantising did to a resident tensor: sums over its values, so that tensors can be added up.
  */

@@ -107,8 +107,8 @@ int grammar_open(const void *program, size_t len, const struct vocab *vocab, str
                  struct error *err);
 /* The vocabulary of a grammar opened without one, before its first matcher; the same each time. */
 void grammar_use_vocab(struct grammar *grammar, const struct vocab *vocab);
-struct grammar *grammar_ref(struct grammar *grammar); /* returns its argument */
-void grammar_unref(struct grammar *grammar);          /* NULL is fine */
+/* Its matchers keep it, too. NULL is fine. */
+void grammar_unref(struct grammar *grammar);
 DEFINE_CLEANUP(struct grammar *, grammar_unref)
 
 /*

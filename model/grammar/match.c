@@ -458,12 +458,6 @@ void grammar_use_vocab(struct grammar *g, const struct vocab *vocab)
     g->vocab = vocab;
 }
 
-struct grammar *grammar_ref(struct grammar *g)
-{
-    g->refs++;
-    return g;
-}
-
 void grammar_unref(struct grammar *g)
 {
     if (!g || --g->refs)
@@ -555,7 +549,8 @@ int matcher_new(struct grammar *g, struct matcher **ret, struct error *err)
         g->states.failed = false;
         return error_set(err, ENOMEM, "no memory for a matcher");
     }
-    *m = (struct matcher){.grammar = grammar_ref(g), .next = g->matchers, .set = set};
+    g->refs++;
+    *m = (struct matcher){.grammar = g, .next = g->matchers, .set = set};
     if (m->next)
         m->next->prev = m;
     g->matchers = m;

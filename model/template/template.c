@@ -122,20 +122,3 @@ int template_render(const struct template *t, const json_t *context,
     run_clear(&r);
     return code;
 }
-
-int template_render_text(const struct template *t, const char *json, size_t len,
-                         const struct template_options *options, struct buffer *out,
-                         enum template_outcome *ret_outcome, struct error *err)
-{
-    json_error_t e;
-    json_t *context = json_loadb(json, len, JSON_ALLOW_NUL, &e);
-    if (!context) {
-        if (ret_outcome)
-            *ret_outcome = TEMPLATE_ERROR;
-        return error_set(err, EBADMSG, "the context of a chat template: line %d: %s", e.line,
-                         e.text);
-    }
-    int r = template_render(t, context, options, out, ret_outcome, err);
-    json_decref(context);
-    return r;
-}

@@ -61,11 +61,6 @@ int template_render(const struct template *t, const json_t *context,
                     const struct template_options *options, struct buffer *out,
                     enum template_outcome *ret_outcome, struct error *err);
 
-/* The same with the context as JSON text. A text that is no object is -EBADMSG, TEMPLATE_ERROR. */
-int template_render_text(const struct template *t, const char *json, size_t len,
-                         const struct template_options *options, struct buffer *out,
-                         enum template_outcome *ret_outcome, struct error *err);
-
 /* --- A checkpoint's templates --- */
 
 struct chat_template;
@@ -100,16 +95,12 @@ int chat_template_render(const struct chat_template *c, const char *name, const 
 /* --- Comparing with the reference --- */
 
 /*
- * Runs the cases of an expected.json: an object with `cases` (each with `input`, and `text`,
- * `refused` or `error`), `tokens` (bos, eos, ...: the strings of bos_token, ...) and `now`
- * (2026-03-15T09:30:00). A refusal must have the same message; an error only has to be one.
- * Mismatches are appended to *report with the first differing character and what surrounds it;
- * *ret_cases and *ret_mismatches count. Mismatches are not errors.
+ * Runs the cases of an expected.json (`path`) on the template in a file: an object with `cases`
+ * (each with `input`, and `text`, `refused` or `error`), `tokens` (bos, eos, ...: the strings of
+ * bos_token, ...) and `now` (2026-03-15T09:30:00). A refusal must have the same message; an error
+ * only has to be one. Mismatches are appended to *report with the first differing character and
+ * what surrounds it; *ret_cases and *ret_mismatches count. Mismatches are not errors.
  */
-int template_verify(const struct template *t, const char *path, struct buffer *report,
-                    size_t *ret_cases, size_t *ret_mismatches, struct error *err);
-
-/* The same for a template's file, as `emberctl verify template --template FILE` has it. */
 int template_verify_file(const char *template_path, const char *path, struct buffer *report,
                          size_t *ret_cases, size_t *ret_mismatches, struct error *err);
 

@@ -144,8 +144,8 @@ static int read_now(const char *path, const json_t *root, struct tm *ret, bool *
     return 0;
 }
 
-int template_verify(const struct template *t, const char *path, struct buffer *report,
-                    size_t *ret_cases, size_t *ret_mismatches, struct error *err)
+static int verify(const struct template *t, const char *path, struct buffer *report,
+                  size_t *ret_cases, size_t *ret_mismatches, struct error *err)
 {
     _cleanup_free_ char *data = NULL;
     _cleanup_(json_freep) json_t *root = NULL;
@@ -191,5 +191,5 @@ int template_verify_file(const char *template_path, const char *path, struct buf
         r = template_compile(text, len, &t, err);
     if (r < 0)
         return error_prefix(err, "%s", template_path);
-    return template_verify(t, path, report, ret_cases, ret_mismatches, err);
+    return verify(t, path, report, ret_cases, ret_mismatches, err);
 }

@@ -131,7 +131,6 @@ int read_json_file(const char *path, size_t limit, struct buffer *out, struct er
 /* load_pipeline.c: the components of a parsed tokenizer.json into *p. */
 struct json_t;
 int load_pipeline(struct image_parts *p, const struct json_t *root, struct error *err);
-int load_template(struct image_parts *p, const struct json_t *processor, struct error *err);
 int load_post_id(struct image_parts *p, uint32_t kind, uint32_t id);
 
 #endif

@@ -128,11 +128,6 @@ bool tokenizer_is_special(const struct tokenizer *t, uint32_t id)
     return id < t->h->n_ids && (t->tokens[id].flags & TOKEN_SPECIAL);
 }
 
-bool tokenizer_is_added(const struct tokenizer *t, uint32_t id)
-{
-    return id < t->h->n_ids && (t->tokens[id].flags & TOKEN_ADDED);
-}
-
 uint32_t vocab_find(const struct tokenizer *t, const char *key, size_t len)
 {
     uint32_t mask = t->h->slots.n - 1, i = (uint32_t)checksum_of(key, len) & mask;

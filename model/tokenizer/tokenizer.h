@@ -100,8 +100,6 @@ const char *tokenizer_token_text(const struct tokenizer *t, uint32_t id, size_t 
 
 /* True for ids that skip_special leaves out. */
 bool tokenizer_is_special(const struct tokenizer *t, uint32_t id);
-/* True for tokens of added_tokens, special or not: they never come from merges. */
-bool tokenizer_is_added(const struct tokenizer *t, uint32_t id);
 
 /*
  * Appends the bytes that a token stands for in the middle of a text: "Ġthe" gives " the", "<0xE5>"

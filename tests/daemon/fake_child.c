@@ -150,7 +150,7 @@ static void plan_real(const char *path, Ember__V1__LoaderPlanned *planned, int f
     if (fd_read_file(file, MIB, &config, &len, &err) < 0 ||
         model_from_config(config, len, file, &model, &err) < 0 ||
         checkpoint_open(path, &checkpoint, &err) < 0 ||
-        model_layout(model, checkpoint, &layout, &err) < 0 ||
+        model_layout(model, checkpoint, NULL, &layout, &err) < 0 ||
         manifest_write(config, len, path, layout, &manifest, &err) < 0 ||
         resident_create("fake", layout->bytes, &resident, &err) < 0 ||
         resident_seal(resident, &err) < 0)

@@ -93,7 +93,7 @@ static void same_bytes_in_any_order(void **state)
     config = checkpoint_config(checkpoint, &len);
     assert_int_equal(model_from_config(config, len, "x", &model, &err), 0);
     assert_int_equal(quantize_rules_parse(kinds[1], &rules, &err), 0);
-    assert_int_equal(model_layout_quantised(model, checkpoint, rules, &layout, &err), 0);
+    assert_int_equal(model_layout(model, checkpoint, rules, &layout, &err), 0);
     const uint8_t *want = mmap(NULL, layout->bytes, PROT_READ, MAP_SHARED, loaded.weights, 0);
     assert_true(want != MAP_FAILED);
     _cleanup_free_ uint8_t *got = mem_alloc(layout->bytes, 1);

@@ -30,8 +30,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct error err = {0};
     if (template_compile((const char *)data, len, &t, &err) < 0)
         return 0;
-    int r = template_render_text(t, context, end ? size - len - 1 : sizeof sample - 1, &options,
-                                 &out, &outcome, &err);
+    json_t *j = json_loadb(context, end ? size - len - 1 : sizeof sample - 1, JSON_ALLOW_NUL, NULL);
+    if (!j)
+        return 0;
+    int r = template_render(t, j, &options, &out, &outcome, &err);
+    json_decref(j);
     if ((r == 0) != (outcome == TEMPLATE_OK) || (r < 0 && out.len) || out.len > 1 << 20)
         abort();
     return 0;

@@ -26,7 +26,7 @@ int run_model_open(const char *dir, uint32_t max_tokens, struct run_model *run, 
         return r;
     config = checkpoint_config(run->checkpoint, &len);
     if ((r = model_from_config(config, len, dir, &run->model, err)) < 0 ||
-        (r = model_layout(run->model, run->checkpoint, &run->layout, err)) < 0)
+        (r = model_layout(run->model, run->checkpoint, NULL, &run->layout, err)) < 0)
         return r;
     run->weights = mem_alloc(run->layout->bytes, 1);
     run->kv = mem_alloc(run->n_pages, model_info(run->model)->kv_page_bytes[KV_F32]);

@@ -53,7 +53,7 @@ static void open_synth(const char *json, const struct synth_options *options, st
         fail_msg("%s", err.text);
     config = checkpoint_config(o->checkpoint, &len);
     if (model_from_config(config, len, out, &o->model, &err) < 0 ||
-        model_layout(o->model, o->checkpoint, &o->layout, &err) < 0)
+        model_layout(o->model, o->checkpoint, NULL, &o->layout, &err) < 0)
         fail_msg("%s", err.text);
 }
 
@@ -178,7 +178,7 @@ static void layout_refused(const char *from, const char *to, int code, const cha
     edit_header(from, to);
     if (checkpoint_open(out, &c, &err) < 0)
         fail_msg("%s", err.text);
-    int r = model_layout(o.model, c, &layout, &err);
+    int r = model_layout(o.model, c, NULL, &layout, &err);
     if (r != code || !strstr(err.text, words) || layout)
         fail_msg("%d \"%s\", not %d \"%s\"", r, err.text, code, words);
     checkpoint_free(c);
@@ -228,7 +228,7 @@ static void test_prefix(void **state)
     struct checkpoint *c = NULL;
     struct weights_layout *layout = NULL;
     struct error err = {0};
-    if (checkpoint_open(out, &c, &err) < 0 || model_layout(o.model, c, &layout, &err) < 0)
+    if (checkpoint_open(out, &c, &err) < 0 || model_layout(o.model, c, NULL, &layout, &err) < 0)
         fail_msg("%s", err.text);
     snprintf(new, sizeof new, "%s",
              layout->sources[find_weight(layout, "layers.1.qkv")->first_source].tensor);

@@ -36,7 +36,7 @@ static int setup(void **state)
         fail_msg("%s", err.text);
     source.config = checkpoint_config(checkpoint, &source.config_len);
     if (model_from_config(source.config, source.config_len, MODEL, &model, &err) < 0 ||
-        model_layout(model, checkpoint, &layout, &err) < 0)
+        model_layout(model, checkpoint, NULL, &layout, &err) < 0)
         fail_msg("%s", err.text);
     int fd = memfd_create("arena", MFD_CLOEXEC);
     assert_int_equal(ftruncate(fd, (off_t)layout->bytes), 0);

@@ -74,7 +74,7 @@ static int layout_of_copy(struct checkpoint **c, struct model **model,
         return r;
     config = checkpoint_config(*c, &len);
     r = model_from_config(config, len, "config.json", model, err);
-    return r < 0 ? r : model_layout(*model, *c, layout, err);
+    return r < 0 ? r : model_layout(*model, *c, NULL, layout, err);
 }
 
 static void refused(int code, const char *words)

@@ -172,8 +172,7 @@ static void added_ids(void **state)
     assert_int_equal(tokenizer_token_id(t, "ZZ", 2), -1);
     assert_int_equal(tokenizer_vocab_size(t), 4);
     assert_true(tokenizer_is_special(t, 2));
-    assert_true(tokenizer_is_added(t, 3) && !tokenizer_is_special(t, 3));
-    assert_false(tokenizer_is_added(t, 1));
+    assert_false(tokenizer_is_special(t, 3));
     tokenizer_free(t);
 }
 
