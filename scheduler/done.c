@@ -90,6 +90,7 @@ static void take_token(struct seq *seq, const struct sched_seq_result *result, u
                                                    .request = request->id,
                                                    .user = request->user,
                                                    .choice = seq->choice,
+                                                   .now = now,
                                                    .token = result->token,
                                                    .index = seq_generated(seq) - 1,
                                                    .logprob = result->logprob,

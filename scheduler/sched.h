@@ -88,6 +88,7 @@ struct sched_event {
     uint64_t request; /* as sched_submit returned it */
     void *user;       /* the request's; the instance's with SCHED_STALLED */
     uint32_t choice;
+    uint64_t now; /* SCHED_TOKEN: as sched_step_done was told */
     /* SCHED_TOKEN */
     uint32_t token, index; /* index: 0 for the choice's first */
     float logprob;

@@ -81,6 +81,7 @@ static void models(struct gw *gw, struct http_request *http, struct buffer *out)
 
     if (unlisted(gw, http))
         return;
+    fleet_freshen(gw);
     js_raw(out, "{\"object\":\"list\",\"data\":[");
     TAILQ_FOREACH(model, &gw->models, link)
     {

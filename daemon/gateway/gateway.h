@@ -94,10 +94,12 @@ struct gw {
     struct fleet *fleet;
     struct gw_models models;
     struct gw_jobs jobs;
-    struct event *pump, *tick, *second, *link; /* link: to emberd, when it has started us */
-    uint64_t tick_ns;                          /* when `tick` runs out */
-    unsigned n_jobs, n_running;                /* running: handed to the scheduler */
-    time_t started;                            /* on the calendar */
+    struct event *pump, *tick, *half, *link; /* link: to emberd, when it has started us */
+    uint64_t tick_ns;                        /* when `tick` runs out */
+    uint64_t half_ns;                        /* when the half-second's work was done last */
+    bool pump_due;
+    unsigned n_jobs, n_running; /* running: handed to the scheduler */
+    time_t started;             /* on the calendar */
     uint64_t drain_until;
     bool draining;
 };
@@ -133,6 +135,8 @@ void fleet_free(struct fleet *fleet);
 struct gw_model *fleet_find(struct gw *gw, const char *name);
 /* Asks emberd for its models again; request_models_listed follows. */
 void fleet_list(struct gw *gw);
+/* The same, unless the list is new; for those who read it and do not wait. */
+void fleet_freshen(struct gw *gw);
 /* Begins to read the model's tokenizer, unless that is under way or done. */
 void fleet_read_model(struct gw_model *model);
 /* Spawns and releases what the scheduler wants. *ret_next: when to ask again. */

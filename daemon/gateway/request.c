@@ -539,7 +539,7 @@ static void on_token(struct gw_part *part, const struct sched_event *event)
 {
     struct gw_job *job = part->job;
     struct choice *choice = &job->choices[part->index * job->api.n + event->choice];
-    uint64_t now = clock_ns();
+    uint64_t now = event->now;
 
     if (choice->first_ns)
         METRICS_OBSERVE(&job->model->metrics.itl, token, (double)(now - choice->last_ns) / 1e9);

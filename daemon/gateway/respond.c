@@ -178,7 +178,8 @@ static bool send_out(struct gw_job *job)
         http_stream_begin(job->http);
         job->streaming = true;
     }
-    job->heartbeat_ns = clock_ns();
+    if (!job->any_token) /* until then heartbeats are counted from here */
+        job->heartbeat_ns = clock_ns();
     gw_pump(job->gw); /* flushes */
     bool fast = http_stream_send(job->http, job->out.data, job->out.len);
     job->out.len = 0;

@@ -2,8 +2,8 @@
 /*
  * What emberd knows, followed: WatchInstances tells when something has changed, and at once when
  * emberd goes; ListModels then says what there is. Models without instances change without an
- * event, so the list is read every few seconds all the same. GetStatus is asked for when somebody
- * reads the figures.
+ * event, so the list is read every few seconds all the same, less often while there are streams to
+ * serve, and when somebody reads the figures, as is GetStatus.
  */
 #include <stdio.h>
 #include <string.h>
@@ -12,8 +12,9 @@
 #include "base/log.h"
 #include "daemon/gateway/fleet.h"
 
-#define LIST_EVERY_NS UINT64_C(2000000000)
-#define STATUS_EVERY_NS UINT64_C(1000000000)
+#define LIST_IDLE_NS UINT64_C(2000000000)
+#define LIST_BUSY_NS UINT64_C(10000000000)
+#define READ_EVERY_NS UINT64_C(1000000000) /* on behalf of readers */
 
 static void ignore_message(struct grpc_client_call *call, const ProtobufCMessage *message,
                            void *user)
@@ -134,6 +135,12 @@ void fleet_list(struct gw *gw)
     request_models_listed(gw, err.text);
 }
 
+void fleet_freshen(struct gw *gw)
+{
+    if (gw->fleet->connected && clock_ns() - gw->fleet->listed_ns >= READ_EVERY_NS)
+        fleet_list(gw);
+}
+
 bool fleet_connected(const struct gw *gw)
 {
     return gw->fleet->connected;
@@ -212,8 +219,9 @@ static void start_watch(struct fleet *fleet)
 void fleet_watch(struct gw *gw)
 {
     struct fleet *fleet = gw->fleet;
+    uint64_t every = gw->n_running ? LIST_BUSY_NS : LIST_IDLE_NS;
 
-    if (!fleet->connected || clock_ns() - fleet->listed_ns >= LIST_EVERY_NS)
+    if (!fleet->connected || clock_ns() - fleet->listed_ns >= every)
         fleet_list(gw);
     if (fleet->connected && !fleet->watching)
         start_watch(fleet);
@@ -261,7 +269,8 @@ const Ember__V1__GetStatusResponse *fleet_status(struct gw *gw)
 {
     struct fleet *fleet = gw->fleet;
 
-    if (fleet->connected && !fleet->asking && clock_ns() - fleet->status_ns >= STATUS_EVERY_NS)
+    fleet_freshen(gw);
+    if (fleet->connected && !fleet->asking && clock_ns() - fleet->status_ns >= READ_EVERY_NS)
         ask_status(fleet);
     return fleet->status;
 }
