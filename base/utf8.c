@@ -90,3 +90,25 @@ void utf8_tame_line(char *text)
         if (*text == '\n' || *text == '\t')
             *text = '?';
 }
+
+void utf8_excerpt(struct buffer *out, const char *text, size_t len, size_t at)
+{
+    const size_t around = 24;
+    size_t from = at > around ? at - around : 0, to = MIN(len, at + around);
+
+    while (from > 0 && from < len && ((unsigned char)text[from] & 0xC0) == 0x80)
+        from--;
+    while (to < len && ((unsigned char)text[to] & 0xC0) == 0x80)
+        to++;
+    buffer_printf(out, "\"%s", from ? "..." : "");
+    for (size_t i = from; i < to; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '\n')
+            buffer_printf(out, "\\n");
+        else if (c < 0x20 || c == 0x7F)
+            buffer_printf(out, "\\x%02x", c);
+        else
+            buffer_append(out, &text[i], 1);
+    }
+    buffer_printf(out, "%s\"", to < len ? "..." : "");
+}

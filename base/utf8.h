@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include "base/mem.h"
+
 /* Bytes of the well-formed character at text[0..len) (Unicode 15, table 3-7), 0: there is none. */
 size_t utf8_char(const char *text, size_t len);
 
@@ -25,5 +27,9 @@ void utf8_tame(char *text);
 
 /* The same for a text that stands within a line: newlines and tabs become '?' as well. */
 void utf8_tame_line(char *text);
+
+/* Appends what stands within 24 bytes on each side of text[at], in quotes: whole characters, those
+ * that control escaped, dots where it was cut. */
+void utf8_excerpt(struct buffer *out, const char *text, size_t len, size_t at);
 
 #endif

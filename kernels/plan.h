@@ -63,6 +63,10 @@ struct ember_tensor tensor_columns(struct ember_tensor t, uint32_t first, uint32
 /* A view of rows [first, first + rows) of a rank-2 or rank-1 tensor. */
 struct ember_tensor tensor_rows(struct ember_tensor t, uint32_t first, uint32_t rows);
 uint32_t dtype_size(enum ember_dtype dtype);
+static inline bool dtype_is_float(uint8_t dtype)
+{
+    return dtype == EMBER_F32 || dtype == EMBER_F16 || dtype == EMBER_BF16;
+}
 /* Bytes of a K or V block [heads, slots, width] of a KV page, scales included. UINT64_MAX: it does
  * not fit. */
 uint64_t kv_block_bytes(enum ember_dtype dtype, uint64_t heads, uint64_t slots, uint64_t width);

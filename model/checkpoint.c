@@ -268,6 +268,17 @@ struct digest checkpoint_key(const struct checkpoint *c)
     return digest_end(state);
 }
 
+const char *checkpoint_shape_text(char out[CHECKPOINT_SHAPE_TEXT], uint32_t rank,
+                                  const uint64_t *dim)
+{
+    size_t at = (size_t)snprintf(out, CHECKPOINT_SHAPE_TEXT, "[");
+    for (uint32_t d = 0; d < rank && d < CHECKPOINT_RANK_MAX; d++)
+        at += (size_t)snprintf(out + at, CHECKPOINT_SHAPE_TEXT - at, d ? ", %llu" : "%llu",
+                               (unsigned long long)dim[d]);
+    snprintf(out + at, CHECKPOINT_SHAPE_TEXT - at, "]");
+    return out;
+}
+
 int checkpoint_read(const struct checkpoint *c, const struct checkpoint_tensor *t, uint64_t first,
                     void *to, size_t n, struct error *err)
 {

@@ -21,6 +21,7 @@
 #include "base/mem.h"
 
 #define CHECKPOINT_RANK_MAX 4
+#define CHECKPOINT_SHAPE_TEXT 96 /* bytes of any shape as text */
 
 struct checkpoint;
 
@@ -49,6 +50,10 @@ const char *checkpoint_dir(const struct checkpoint *checkpoint);
 /* NULL when there is none of that name. */
 const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *checkpoint,
                                                 const char *name);
+
+/* A shape as people read it, "[4, 16]"; returns out. */
+const char *checkpoint_shape_text(char out[CHECKPOINT_SHAPE_TEXT], uint32_t rank,
+                                  const uint64_t *dim);
 
 /* Reads bytes [first, first + n) of a tensor into `to`, by pread, never by mapping. */
 int checkpoint_read(const struct checkpoint *checkpoint, const struct checkpoint_tensor *tensor,

@@ -54,11 +54,6 @@ uint32_t layout_variant(const struct weights_layout *layout)
     return ((const struct layout *)layout)->variant;
 }
 
-static bool dtype_is_float(uint8_t dtype)
-{
-    return dtype == EMBER_F32 || dtype == EMBER_F16 || dtype == EMBER_BF16;
-}
-
 /* A slot in its plain form. */
 static int place_plain(const struct model *model, uint32_t i, uint8_t dtype, struct weight *w,
                        struct error *err)
@@ -387,18 +382,6 @@ int weight_source_read(const struct checkpoint *checkpoint, const struct weight 
 
 /* ---- from a checkpoint ---- */
 
-/* "[4, 16]" */
-static const char *shape_text(char *out, size_t room, uint32_t rank, const uint64_t *dim)
-{
-    size_t at = (size_t)snprintf(out, room, "[");
-    for (uint32_t d = 0; d < rank && d < CHECKPOINT_RANK_MAX && at < room; d++)
-        at += (size_t)snprintf(out + at, room - at, d ? ", %llu" : "%llu",
-                               (unsigned long long)dim[d]);
-    if (at < room)
-        snprintf(out + at, room - at, "]");
-    return out;
-}
-
 /* Shapes agree up to leading ones: [1, 8] holds a vector of 8. */
 static bool shape_fits(const struct part *part, const struct checkpoint_tensor *t)
 {
@@ -421,7 +404,7 @@ static int find_part(const struct model *model, const struct checkpoint *checkpo
 {
     uint64_t want[3] = {part->dim[0], part->dim[1], part->dim[2]};
     const struct checkpoint_tensor *t;
-    char has_text[96], want_text[96];
+    char has_text[CHECKPOINT_SHAPE_TEXT], want_text[CHECKPOINT_SHAPE_TEXT];
     if (!model_part_name(model, part, variant, name))
         return error_set(err, ENOMEM, "no memory for a name");
     t = checkpoint_find(checkpoint, name->data);
@@ -433,8 +416,8 @@ static int find_part(const struct model *model, const struct checkpoint *checkpo
     if (!shape_fits(part, t))
         return error_set(err, EINVAL, "%s: tensor %s has shape %s; config.json asks for %s",
                          checkpoint_dir(checkpoint), name->data,
-                         shape_text(has_text, sizeof has_text, t->rank, t->dim),
-                         shape_text(want_text, sizeof want_text, part->rank, want));
+                         checkpoint_shape_text(has_text, t->rank, t->dim),
+                         checkpoint_shape_text(want_text, part->rank, want));
     if (!dtype_is_float(t->dtype))
         return error_set(err, ENOTSUP, "%s: tensor %s has dtype %s; bf16, f16 and f32 are read",
                          checkpoint_dir(checkpoint), name->data, t->dtype_name);

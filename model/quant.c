@@ -293,22 +293,6 @@ static struct want piece_want(const struct model *model, const struct part *part
     }
 }
 
-static bool float_dtype(uint8_t dtype)
-{
-    return dtype == EMBER_F32 || dtype == EMBER_F16 || dtype == EMBER_BF16;
-}
-
-static const char *dims_text(char *out, size_t room, uint32_t rank, const uint64_t *dim)
-{
-    size_t at = (size_t)snprintf(out, room, "[");
-    for (uint32_t d = 0; d < rank && d < CHECKPOINT_RANK_MAX && at < room; d++)
-        at += (size_t)snprintf(out + at, room - at, d ? ", %llu" : "%llu",
-                               (unsigned long long)dim[d]);
-    if (at < room)
-        snprintf(out + at, room - at, "]");
-    return out;
-}
-
 /* The tensor of a piece, checked. 0, -ENOENT (missing; no text) or an error. */
 static int find_piece(const struct model *model, const struct checkpoint *checkpoint,
                       const struct part *part, uint32_t variant, enum piece piece,
@@ -316,13 +300,13 @@ static int find_piece(const struct model *model, const struct checkpoint *checkp
 {
     struct want want = piece_want(model, part, piece);
     const struct checkpoint_tensor *t;
-    char has[128], wants[128];
+    char has[CHECKPOINT_SHAPE_TEXT], wants[CHECKPOINT_SHAPE_TEXT];
     if (piece_name(model, part, variant, piece, name) < 0)
         return error_set(err, ENOMEM, "no memory for a name");
     t = checkpoint_find(checkpoint, name->data);
     if (!t)
         return -ENOENT;
-    if (want.dtype == ANY_FLOAT ? !float_dtype(t->dtype) : t->dtype != want.dtype)
+    if (want.dtype == ANY_FLOAT ? !dtype_is_float(t->dtype) : t->dtype != want.dtype)
         return error_set(err, EINVAL, "%s: tensor %s has dtype %s, not %s",
                          checkpoint_dir(checkpoint), t->name, t->dtype_name,
                          want.dtype == ANY_FLOAT  ? "F32, F16 or BF16"
@@ -331,8 +315,8 @@ static int find_piece(const struct model *model, const struct checkpoint *checkp
     if (t->rank != want.rank || memcmp(t->dim, want.dim, want.rank * sizeof *want.dim))
         return error_set(err, EINVAL, "%s: tensor %s has shape %s; config.json asks for %s",
                          checkpoint_dir(checkpoint), t->name,
-                         dims_text(has, sizeof has, t->rank, t->dim),
-                         dims_text(wants, sizeof wants, want.rank, want.dim));
+                         checkpoint_shape_text(has, t->rank, t->dim),
+                         checkpoint_shape_text(wants, want.rank, want.dim));
     *ret = t;
     return 0;
 }
@@ -424,7 +408,7 @@ static int has_codes(const struct model *model, const struct checkpoint *checkpo
     if (!model_part_name(model, part, variant, name))
         return error_set(err, ENOMEM, "no memory for a name");
     plain = checkpoint_find(checkpoint, name->data);
-    if (plain && float_dtype(plain->dtype))
+    if (plain && dtype_is_float(plain->dtype))
         return 0;
     if ((r = check_part(model, part, err)) < 0)
         return r;
@@ -488,7 +472,8 @@ int quant_check(const struct model *model, const struct slot *slot, const struct
     uint8_t flags = methods[method].suffix[ZEROS] ? FORM_ZERO : 0;
     if (method == QUANT_NONE || !slot->linear || form->quant != methods[method].quant ||
         form->dtype != code_dtype(form->quant) ||
-        !(method == QUANT_MXFP4 ? form->scale_dtype == EMBER_U8 : float_dtype(form->scale_dtype)) ||
+        !(method == QUANT_MXFP4 ? form->scale_dtype == EMBER_U8
+                                : dtype_is_float(form->scale_dtype)) ||
         (form->flags & ~FORM_ORDER) != flags ||
         (form->flags & FORM_ORDER && !methods[method].suffix[ORDER]))
         return error_set(err, EINVAL, "%s: this model's cannot be of quantised form %u, dtype %u",

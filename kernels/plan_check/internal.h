@@ -37,11 +37,6 @@ static inline uint32_t check_cols(const struct check *c, int slot)
     return c->op->t[slot].dim[1];
 }
 
-static inline bool dtype_is_float(uint8_t dtype)
-{
-    return dtype == EMBER_F32 || dtype == EMBER_F16 || dtype == EMBER_BF16;
-}
-
 /* ---- operands.c ---- */
 
 /* Keeps the first reason. */

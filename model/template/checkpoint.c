@@ -22,11 +22,6 @@ struct chat_template {
     json_t *tokens;
 };
 
-static void json_freep(json_t **j)
-{
-    json_decref(*j);
-}
-
 void chat_template_free(struct chat_template *c)
 {
     if (!c)
@@ -127,7 +122,7 @@ static int read_folder(struct chat_template *c, const char *dir, struct error *e
 {
     _cleanup_free_ char *file = x_printf("%s/chat_template.jinja", dir), *data = NULL;
     _cleanup_free_ char *path = x_printf("%s/tokenizer_config.json", dir);
-    _cleanup_(json_freep) json_t *config = NULL;
+    json_auto_t *config = NULL;
     size_t len;
     int r = 0;
     if (access(path, F_OK) == 0)
@@ -201,7 +196,7 @@ int chat_template_render(const struct chat_template *c, const char *name, const 
     if (!t)
         return error_set(err, ENOENT, "the model has no chat template named %s",
                          name ? name : "default");
-    _cleanup_(json_freep) json_t *context = json_copy(c->tokens);
+    json_auto_t *context = json_copy(c->tokens);
     if (!context || json_object_update(context, (json_t *)request) < 0)
         return error_set(err, EBADMSG, "the context of a chat template is no JSON object");
     return template_render(t->t, context, options, out, ret_outcome, err);

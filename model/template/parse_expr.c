@@ -125,17 +125,20 @@ static struct node *parse_string(struct parser *p)
     return n;
 }
 
+/* Whether another item stands before `close`, with a comma in front if it is not the first. */
+static bool another(struct parser *p, const struct node *n, enum token_op close)
+{
+    if (n->kids.n && !at_op(p, close))
+        expect_op(p, O_COMMA);
+    return !at_op(p, close);
+}
+
 static struct node *parse_list(struct parser *p)
 {
     struct node *n = node_new(p, N_LIST, p->at->line);
     expect_op(p, O_LBRACKET);
-    while (!at_op(p, O_RBRACKET)) {
-        if (n->kids.n)
-            expect_op(p, O_COMMA);
-        if (at_op(p, O_RBRACKET))
-            break;
+    while (another(p, n, O_RBRACKET))
         nodes_add(p, &n->kids, parse_expression(p));
-    }
     expect_op(p, O_RBRACKET);
     return n;
 }
@@ -144,11 +147,7 @@ static struct node *parse_dict(struct parser *p)
 {
     struct node *n = node_new(p, N_DICT, p->at->line);
     expect_op(p, O_LBRACE);
-    while (!at_op(p, O_RBRACE)) {
-        if (n->kids.n)
-            expect_op(p, O_COMMA);
-        if (at_op(p, O_RBRACE))
-            break;
+    while (another(p, n, O_RBRACE)) {
         nodes_add(p, &n->kids, parse_expression(p));
         expect_op(p, O_COLON);
         nodes_add(p, &n->kids, parse_expression(p));

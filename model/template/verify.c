@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/fd.h"
+#include "base/utf8.h"
 
 #define FILE_MAX ((size_t)256 << 20)
 
@@ -18,32 +19,6 @@ struct verify {
     struct template_options options;
     size_t index, mismatches;
 };
-
-static void json_freep(json_t **j)
-{
-    json_decref(*j);
-}
-
-/* Up to 30 bytes on each side of `at`, printable, whole characters. */
-static void excerpt(struct buffer *out, const char *s, size_t len, size_t at)
-{
-    size_t from = at > 30 ? at - 30 : 0, to = MIN(len, at + 30);
-    while (from > 0 && from < len && ((unsigned char)s[from] & 0xC0) == 0x80)
-        from--;
-    while (to < len && ((unsigned char)s[to] & 0xC0) == 0x80)
-        to++;
-    buffer_printf(out, "\"%s", from ? "..." : "");
-    for (size_t i = from; i < to; i++) {
-        unsigned char c = (unsigned char)s[i];
-        if (c == '\n')
-            buffer_printf(out, "\\n");
-        else if (c < 0x20 || c == 0x7F)
-            buffer_printf(out, "\\x%02x", c);
-        else
-            buffer_append(out, &s[i], 1);
-    }
-    buffer_printf(out, "%s\"", to < len ? "..." : "");
-}
 
 static void head(struct verify *v, const json_t *j)
 {
@@ -65,9 +40,9 @@ static void compare_text(struct verify *v, const json_t *j, const char *want, si
         chars += ((unsigned char)want[i] & 0xC0) != 0x80;
     head(v, j);
     buffer_printf(v->report, "differs, first at character %zu\n  expected: ", chars);
-    excerpt(v->report, want, n, at);
+    utf8_excerpt(v->report, want, n, at);
     buffer_printf(v->report, "\n  got     : ");
-    excerpt(v->report, got, len, at);
+    utf8_excerpt(v->report, got, len, at);
     buffer_printf(v->report, "\n");
 }
 
@@ -116,7 +91,7 @@ static int build_context(struct verify *v, const json_t *j, json_t **ret, struct
 static int check_case(struct verify *v, const json_t *j, struct error *err)
 {
     _cleanup_(buffer_free) struct buffer out = {0};
-    _cleanup_(json_freep) json_t *context = NULL;
+    json_auto_t *context = NULL;
     enum template_outcome outcome;
     struct error why = {0};
     int r = build_context(v, j, &context, err);
@@ -148,7 +123,7 @@ static int verify(const struct template *t, const char *path, struct buffer *rep
                   size_t *ret_cases, size_t *ret_mismatches, struct error *err)
 {
     _cleanup_free_ char *data = NULL;
-    _cleanup_(json_freep) json_t *root = NULL;
+    json_auto_t *root = NULL;
     struct verify v = {.t = t, .report = report, .path = path};
     struct tm now;
     json_error_t e;

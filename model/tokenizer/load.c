@@ -30,11 +30,6 @@ struct loader {
     size_t n_added;
 };
 
-static void json_freep(json_t **j)
-{
-    json_decref(*j);
-}
-
 static void loader_free(struct loader *l)
 {
     image_parts_free(&l->p);
@@ -692,7 +687,7 @@ static int parse(const char *text, size_t len, const char *file, size_t flags, j
 int tokenizer_load_text(const char *json, size_t len, const char *config, size_t config_len,
                         struct tokenizer **ret_tokenizer, struct error *err)
 {
-    _cleanup_(json_freep) json_t *root = NULL, *conf = NULL;
+    json_auto_t *root = NULL, *conf = NULL;
     _cleanup_(loader_free) struct loader l = {.err = err};
     int r = parse(json, len, "tokenizer.json", 0, &root, err);
     /* model_max_length is often 10^30, which is no integer for the parser. */

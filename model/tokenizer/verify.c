@@ -6,6 +6,7 @@
 #include <jansson.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "model/tokenizer/internal.h"
 
 #define EXPECTED_MAX ((size_t)256 << 20)
@@ -19,37 +20,13 @@ struct verify {
     size_t len;
 };
 
-static void json_freep(json_t **j)
-{
-    json_decref(*j);
-}
-
 /* --- Comparing --- */
-
-/* Up to `room` bytes of s around `at`, printable, whole characters. */
-static void excerpt(struct buffer *out, const char *s, size_t len, size_t at)
-{
-    size_t from = at > 20 ? at - 20 : 0, to = MIN(len, at + 20);
-    while (from > 0 && from < len && ((unsigned char)s[from] & 0xC0) == 0x80)
-        from--;
-    while (to < len && ((unsigned char)s[to] & 0xC0) == 0x80)
-        to++;
-    buffer_printf(out, "\"%s", from ? "..." : "");
-    for (size_t i = from; i < to; i++) {
-        unsigned char c = (unsigned char)s[i];
-        if (c < 0x20 || c == 0x7F)
-            buffer_printf(out, "\\x%02x", c);
-        else
-            buffer_append(out, &s[i], 1);
-    }
-    buffer_printf(out, "%s\"", to < len ? "..." : "");
-}
 
 static void head(struct verify *v, const char *what)
 {
     v->mismatches++;
     buffer_printf(v->report, "%s: case %zu: %s differs, text ", v->path, v->index, what);
-    excerpt(v->report, v->text, v->len, 0);
+    utf8_excerpt(v->report, v->text, v->len, 0);
 }
 
 static void id_context(struct verify *v, const char *label, const uint32_t *ids, size_t n,
@@ -60,7 +37,7 @@ static void id_context(struct verify *v, const char *label, const uint32_t *ids,
         size_t len = 0;
         const char *s = tokenizer_token_text(v->t, ids[i], &len);
         buffer_printf(v->report, i == at ? " [%u " : " %u ", ids[i]);
-        excerpt(v->report, s ? s : "", len, 0);
+        utf8_excerpt(v->report, s ? s : "", len, 0);
         if (i == at)
             buffer_printf(v->report, "]");
     }
@@ -95,9 +72,9 @@ static void compare_text(struct verify *v, const char *what, const struct buffer
         chars += ((unsigned char)theirs[i] & 0xC0) != 0x80;
     head(v, what);
     buffer_printf(v->report, ", first at character %zu\n  expected: ", chars);
-    excerpt(v->report, theirs, n, at);
+    utf8_excerpt(v->report, theirs, n, at);
     buffer_printf(v->report, "\n  got     : ");
-    excerpt(v->report, ours->data ? ours->data : "", ours->len, at);
+    utf8_excerpt(v->report, ours->data ? ours->data : "", ours->len, at);
     buffer_printf(v->report, "\n");
 }
 
@@ -181,7 +158,7 @@ int tokenizer_verify(const struct tokenizer *t, const char *path, struct buffer 
                      size_t *ret_cases, size_t *ret_mismatches, struct error *err)
 {
     _cleanup_(buffer_free) struct buffer data = {0};
-    _cleanup_(json_freep) json_t *root = NULL;
+    json_auto_t *root = NULL;
     struct verify v = {.t = t, .report = report, .path = path};
     json_error_t e;
     json_t *item;

@@ -408,6 +408,22 @@ static void test_utf8(void **state)
     assert_string_equal(text, "?[31m?????m\xc2\xa0");
 }
 
+/* What a report quotes of a text: around the place, whole characters, nothing that controls. */
+static void test_utf8_excerpt(void **state)
+{
+    static const char text[] = "123456789 123456789 \xc3\xa9\xc3\xa9|\n\033 89 123456789 123456789";
+    _cleanup_(buffer_free) struct buffer out = {0};
+
+    utf8_excerpt(&out, "short", 5, 5);
+    assert_int_equal(buffer_append(&out, "", 1), 0);
+    assert_string_equal(out.data, "\"short\"");
+    out.len = 0;
+    utf8_excerpt(&out, text, sizeof text - 1,
+                 45); /* 24 bytes before it is within the first of two */
+    assert_int_equal(buffer_append(&out, "", 1), 0);
+    assert_string_equal(out.data, "\"...\xc3\xa9\xc3\xa9|\\n\\x1b 89 123456789 123456789\"");
+}
+
 /* A text that is cut is cut between characters; what a file holds commands no terminal. */
 static void test_error_text_is_tame(void **state)
 {
@@ -443,6 +459,7 @@ int main(void)
         cmocka_unit_test(test_digest),
         cmocka_unit_test_teardown(test_fault_points, disarm),
         cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_utf8_excerpt),
         cmocka_unit_test(test_error_text_is_tame),
         cmocka_unit_test_teardown(test_fault_once_among_threads, disarm),
         cmocka_unit_test(test_fault_kill),

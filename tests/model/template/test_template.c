@@ -27,18 +27,13 @@ static void result_free(struct result *x)
     buffer_free(&x->out);
 }
 
-static void json_freep(json_t **j)
-{
-    json_decref(*j);
-}
-
 static struct result render(const char *text, const char *context,
                             const struct template_options *options)
 {
     struct result x = {.outcome = TEMPLATE_ERROR};
     _cleanup_(template_freep) struct template *t = NULL;
     x.r = template_compile(text, strlen(text), &t, &x.err);
-    _cleanup_(json_freep) json_t *j = json_loads(context, JSON_ALLOW_NUL, NULL);
+    json_auto_t *j = json_loads(context, JSON_ALLOW_NUL, NULL);
     assert_non_null(j);
     if (x.r >= 0)
         x.r = template_render(t, j, options, &x.out, &x.outcome, &x.err);
@@ -81,8 +76,7 @@ static void test_language(void **state)
     json_t *item;
     struct tm now = {.tm_year = 126, .tm_mon = 2, .tm_mday = 15, .tm_hour = 9, .tm_min = 30};
     timegm(&now);
-    _cleanup_(json_freep) json_t *root =
-        json_load_file(SOURCE_ROOT "/tests/model/template/cases.json", 0, &e);
+    json_auto_t *root = json_load_file(SOURCE_ROOT "/tests/model/template/cases.json", 0, &e);
     assert_non_null(root);
     json_array_foreach(json_object_get(root, "cases"), i, item)
     {
@@ -208,7 +202,7 @@ static void write_file(const char *dir, const char *name, const char *text)
 static void use_chat(const char *dir, const char *name, const char *request, const char *expected)
 {
     _cleanup_(chat_template_freep) struct chat_template *c = NULL;
-    _cleanup_(json_freep) json_t *j = json_loads(request, 0, NULL);
+    json_auto_t *j = json_loads(request, 0, NULL);
     _cleanup_(buffer_free) struct buffer out = {0};
     struct error err = {0};
     enum template_outcome outcome;
