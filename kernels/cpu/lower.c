@@ -370,13 +370,18 @@ static int emit_x_tiles(struct lowering *l, const char *kernel, bool needed, uin
     return r;
 }
 
-/* Whether the product of gate and up is gated where it is made. */
+/* Whether the product of gate and up is gated where it is made: of bf16 by matrix tiles, of
+ * integers by vectors. */
 static bool gates(const struct lowering *l)
 {
     const struct ember_op *op = l->op;
-    return l->isa == CPU_ISA_AMX && op->i[LINEAR_I_GLU] == EMBER_GLU_HALVES &&
-           op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_QUANT] &&
-           op->t[LINEAR_W].dim[0] % (2 * EMBER_PANEL) == 0;
+    const bool few = op->t[LINEAR_OUT].dim[0] < X_UNITS_LEAST;
+    if (op->i[LINEAR_I_GLU] != EMBER_GLU_HALVES || op->t[LINEAR_W].dim[0] % (2 * EMBER_PANEL))
+        return false;
+    if (op->t[LINEAR_X_SCALE].rank)
+        return op->i[LINEAR_I_X_READY] && op->i[LINEAR_I_K] <= X_WOVEN_K_MAX &&
+               (l->isa == CPU_ISA_VNNI || (l->isa == CPU_ISA_AMX && few));
+    return l->isa == CPU_ISA_AMX && op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_QUANT];
 }
 
 static int lower_op(struct lowering *l);
@@ -421,6 +426,17 @@ static void tiles_args(struct lowering *l)
         set_tensor(l, LINT_OUT_X, LINEAR_OUT_X);
 }
 
+/* The words of linear.int beside those of linear and its weight. */
+static void int_args(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    set_int(l, LINI_X_READY, (uint64_t)op->i[LINEAR_I_X_READY]);
+    set_int(l, LINI_GLU, op->i[LINEAR_I_GLU] != EMBER_GLU_NONE);
+    set_int(l, LINI_ACT, (uint64_t)op->i[LINEAR_I_ACT]);
+    set_float(l, LINI_LIMIT, op->f[LINEAR_F_LIMIT]);
+    set_float(l, LINI_ALPHA, op->f[LINEAR_F_ALPHA]);
+}
+
 static int lower_linear(struct lowering *l)
 {
     static const struct weight_slots slots = {
@@ -451,7 +467,7 @@ static int lower_linear(struct lowering *l)
     if (tiles)
         tiles_args(l);
     if (op->t[LINEAR_X_SCALE].rank)
-        set_int(l, LINI_X_READY, (uint64_t)op->i[LINEAR_I_X_READY]);
+        int_args(l);
     r = emit_x_tiles(l, tiles ? "x_tiles" : "x_fp",
                      op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_X_READY], (rows + 15) / 16,
                      4.0 * (double)rows * K);
@@ -464,7 +480,7 @@ static int lower_linear(struct lowering *l)
     if (op->t[LINEAR_X_SCALE].rank && rows > 32) /* each turns its x into its own form, */
         units = (panels + 15) / 16 * ((rows + 255) / 256);
     if (op->i[LINEAR_I_X_READY] && l->isa == CPU_ISA_VNNI) /* or takes two panels at once */
-        units = (panels + 1) / 2 * ((rows + 127) / 128);
+        units = (op->i[LINEAR_I_GLU] ? panels : (panels + 1) / 2) * ((rows + 127) / 128);
     blocks(l, units, (double)rows * w->dim[0] * K);
     return op->i[LINEAR_I_GLU] ? 0 : hand_over(l, LINEAR_OUT, LINEAR_OUT_X);
 }

@@ -362,8 +362,9 @@ static void fill_special(struct kcase *c, uint32_t slot, uint32_t group)
     }
 }
 
-/* A linear gives the same bits whether its integers were handed over or not. */
-static void handed_case(const struct form *f, uint32_t rows, uint32_t N, uint32_t K)
+/* A linear gives the same bits whether its integers were handed over or not, a gated one, which is
+ * a linear and a glu then, too. */
+static void handed_case(const struct form *f, uint32_t rows, uint32_t N, uint32_t K, bool gated)
 {
     static const uint32_t counts[] = {0, 1, 3, 64};
     struct kcase c;
@@ -377,9 +378,18 @@ static void handed_case(const struct form *f, uint32_t rows, uint32_t N, uint32_
     memset(c.op.t, 0, sizeof c.op.t);
     x_operands(&c, f, LINEAR_X, LINEAR_X_SCALE, rows, K);
     quant_operands(&c, f, LINEAR_W, LINEAR_W_SCALE, LINEAR_W_ZERO, 0, N, K);
-    kcase_tensor(&c, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, N, 0);
     c.op.kind = EMBER_OP_LINEAR;
     memset(c.op.i, 0, sizeof c.op.i);
+    if (gated) {
+        kcase_tensor(&c, LINEAR_GATE_UP, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, N, 0);
+        kcase_tensor(&c, LINEAR_B, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 1, N, 0, 0);
+        c.op.i[LINEAR_I_GLU] = EMBER_GLU_HALVES;
+        c.op.i[LINEAR_I_ACT] = K % 4;
+        c.op.f[LINEAR_F_LIMIT] = rows % 3 ? 0 : 1.5;
+        c.op.f[LINEAR_F_ALPHA] = 1.702;
+        N /= 2;
+    }
+    kcase_tensor(&c, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, N, 0);
     c.op.i[LINEAR_I_QUANT] = f->quant;
     c.op.i[LINEAR_I_GROUP] = group_of(f, K);
     c.op.i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
@@ -426,12 +436,27 @@ static void test_handed_over(void **ctx)
             continue;
         for (size_t k = 0; k < ARRAY_LEN(K); k++)
             for (size_t r = 0; r < ARRAY_LEN(rows); r++)
-                handed_case(&forms[f], rows[r], 1 + (uint32_t)(f + k + r) % 37, K[k]);
-        handed_case(&forms[f], 129, 40, 2080);
+                handed_case(&forms[f], rows[r], 1 + (uint32_t)(f + k + r) % 37, K[k], false);
+        handed_case(&forms[f], 129, 40, 2080, false);
     }
-    handed_case(&forms[4], 520, 24, 64); /* rows in two parts */
-    handed_case(&forms[10], 600, 40, 3072);
-    handed_case(&forms[11], 9, 20, 16448); /* more of k than matrix tiles take */
+    handed_case(&forms[4], 520, 24, 64, false); /* rows in two parts */
+    handed_case(&forms[10], 600, 40, 3072, false);
+    handed_case(&forms[11], 9, 20, 16448, false); /* more of k than matrix tiles take */
+}
+
+static void test_gated(void **ctx)
+{
+    static const uint32_t K[] = {1, 33, 66, 129, 603};
+    static const uint32_t rows[] = {1, 2, 5, 7, 8, 12, 17, 40};
+    for (size_t f = 0; f < ARRAY_LEN(forms); f++) {
+        if (!forms[f].terms)
+            continue;
+        for (size_t k = 0; k < ARRAY_LEN(K); k++)
+            for (size_t r = 0; r < ARRAY_LEN(rows); r++)
+                handed_case(&forms[f], rows[r], 32 * (1 + (uint32_t)(f + k + r) % 4), K[k], true);
+        handed_case(&forms[f], 3, 20, 100, true); /* gate and up in one panel */
+    }
+    handed_case(&forms[10], 520, 1056, 64, true); /* more than caches hold */
 }
 
 int main(void)
@@ -440,6 +465,7 @@ int main(void)
         cmocka_unit_test(test_linear),  cmocka_unit_test(test_moe_linear),
         cmocka_unit_test(test_permute), cmocka_unit_test(test_quantize),
         cmocka_unit_test(test_embed),   cmocka_unit_test(test_handed_over),
+        cmocka_unit_test(test_gated),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

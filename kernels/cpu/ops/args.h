@@ -81,7 +81,8 @@ enum {
 };
 
 /* linear.tiles: those of linear, then; X_TMP: x as x_tiles made it, 0: it has not. GLU: of w, gate
- * and up stand one behind the other. OUT_X: x of the next linear over tiles, 0: none. */
+ * and up stand one behind the other, whose products are joined. OUT_X: x of the next linear over
+ * tiles, 0: none. */
 enum {
     LINT_X_TMP = LIN_SOFTCAP + 1,
     LINT_X_TMP_STRIDE,
@@ -104,11 +105,20 @@ enum {
     LINI_TERMS,
     LINI_X_SCALE,
     LINI_X_SCALE_STRIDE,
-    LINI_X_READY /* x was handed over (x_int.h) */
+    LINI_X_READY, /* x was handed over (x_int.h) */
+    LINI_GLU,     /* as in linear.tiles */
+    LINI_ACT,
+    LINI_LIMIT,
+    LINI_ALPHA
 };
 
 /* x_tiles, x_fp, moe_x_tiles, moe_x_fp: rows of bf16 pairs of a linear or moe_linear .tiles or .fp
  * behind it, with whose words it is launched */
+
+/* x of linear.int that was handed over (x_int.h): rows from which on matrix tiles take it, which
+ * do not gate; the most of k in a form of its own */
+#define X_UNITS_LEAST 8
+#define X_WOVEN_K_MAX 131072
 
 /* rope_table */
 enum {

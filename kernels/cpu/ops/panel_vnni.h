@@ -256,14 +256,38 @@ INLINE void vnni_tile(const int M, const int P, const int F, const int four, con
     }
 }
 
-/* One row against some panels: several streams of them, each of which goes on where it ended. */
+/* Panels from one of a pair to the other, which of a gated weight are gate and up. */
+INLINE size_t vnni_apart(const struct panels *q, size_t others)
+{
+    return q->gate ? q->gate->panels : others;
+}
+
+/* Products of gate and up to a row. Compiled once: each activation is here. */
+static __attribute__((noinline, unused)) void vnni_gated(const struct panels *q, size_t p,
+                                                         float *out, const float (*acc)[VL],
+                                                         const struct post *post, int stream)
+{
+    const size_t n = p * EMBER_PANEL, I = q->gate->panels * EMBER_PANEL;
+    const vf v = glu_value(post_value(v_load(acc[0]), n, VL, post),
+                           post_value(v_load(acc[1]), I + n, VL, post), q->gate->act,
+                           q->gate->limit, q->gate->alpha);
+    if (stream)
+        _mm512_stream_ps(out + n, v);
+    else
+        v_store(out + n, v);
+}
+
+/* One row against some panels: several streams of them, each of which goes on where it ended. Of a
+ * gated weight they are gate and up. */
 INLINE void vnni_one(const int four, const int terms, const struct panels *q,
                      const struct vnni_x *x, float *out, struct range panels,
                      const struct post *post)
 {
-    const size_t streams = (panels.end - panels.first) / VNNI_P, step = vnni_step(q);
+    const size_t all = panels.end - panels.first, step = vnni_step(q);
+    const size_t streams = q->gate ? all : all / VNNI_P, apart = vnni_apart(q, streams);
+    const size_t last = q->gate ? 2 * apart - 1 : panels.end - 1;
     const size_t line = four ? 8 : 16; /* bytes of a panel for one of k */
-    for (size_t turn = 0, n; turn < streams + (panels.end - panels.first) % VNNI_P; turn++) {
+    for (size_t turn = 0, n; turn < streams + (q->gate ? 0 : all % VNNI_P); turn++) {
         _Alignas(64) float acc[VNNI_P][VL];
         const size_t p = panels.first + (turn < streams ? turn : turn + streams * (VNNI_P - 1));
         n = turn < streams ? VNNI_P : 1;
@@ -271,7 +295,7 @@ INLINE void vnni_one(const int four, const int terms, const struct panels *q,
             struct vnni_w w;
             struct vnni_fetch fetch = {.step = EMBER_TILE_LINE};
             stop = q->K - k < step ? q->K : k + step;
-            vnni_panels((int)n, q, p, streams, panels.end - 1, k, stop, &w);
+            vnni_panels((int)n, q, p, apart, last, k, stop, &w);
             for (size_t j = 0; j < n; j++)
                 fetch.at[j] = w.w[j] + k * line + PANEL_AHEAD;
             if (n > 1)
@@ -279,15 +303,17 @@ INLINE void vnni_one(const int four, const int terms, const struct panels *q,
             else
                 vnni_tile(1, 1, 1, four, terms, q, &w, x, k, stop, &fetch, acc[0]);
         }
-        for (size_t j = 0; j < n; j++) {
+        if (q->gate)
+            vnni_gated(q, p, out, (const float(*)[VL])acc, post, 0);
+        for (size_t j = 0; !q->gate && j < n; j++) {
             vf v = v_load(acc[j]);
             panel_put(q, p + j * streams, out, &v, post);
         }
     }
 }
 
-/* n rows from r on, as tiles, against panels p and p + 1, which is nobody's where p is the last. A
- * tile's products go to their rows while it is in the first level. */
+/* n rows from r on, as tiles, against panels p and p + 1, which is nobody's where p is the last; or
+ * gate and up of p. A tile's products go to their rows while it is in the first level. */
 INLINE void vnni_pair(const int four, const int terms, const struct panels *q,
                       const struct vnni_x *x, const struct panel_rows *rows, size_t r, size_t n,
                       size_t p, size_t last, float (*acc)[VNNI_P][VL], const struct post *post)
@@ -301,8 +327,8 @@ INLINE void vnni_pair(const int four, const int terms, const struct panels *q,
     for (size_t k = 0, stop; k < q->K; k = stop) {
         struct vnni_w w;
         stop = q->K - k < step ? q->K : k + step;
-        vnni_panels(VNNI_P, q, p, 1, last, k, stop, &w);
-        const size_t next = stop < q->K ? stop * line : VNNI_P * q->panel_bytes;
+        vnni_panels(VNNI_P, q, p, vnni_apart(q, 1), last, k, stop, &w);
+        const size_t next = stop < q->K ? stop * line : (q->gate ? 1 : VNNI_P) * q->panel_bytes;
         const size_t bytes = (stop - k) * line;
         for (size_t i = 0, tile = 0; i < n; i += m, tile++) {
             const struct vnni_x of = {x->x + i / M * M * half * (size_t)terms + i % M * 4,
@@ -318,8 +344,13 @@ INLINE void vnni_pair(const int four, const int terms, const struct panels *q,
                 vnni_tile((int)(VNNI_M / terms / 2), VNNI_P, VNNI_P, four, terms, q, &w, &of, k,
                           stop, &fetch, acc[i][0]);
             for (size_t at = i; stop == q->K && at < n && at < i + m; at++)
-                for (size_t j = 0; j < VNNI_P && p + j <= last; j++)
-                    panel_line(q, p + j, rows->out[r + at], v_load(acc[at][j]), post, rows->stream);
+                if (q->gate)
+                    vnni_gated(q, p, rows->out[r + at], (const float(*)[VL])acc[at], post,
+                               rows->stream);
+                else
+                    for (size_t j = 0; j < VNNI_P && p + j <= last; j++)
+                        panel_line(q, p + j, rows->out[r + at], v_load(acc[at][j]), post,
+                                   rows->stream);
         }
     }
 }
@@ -390,8 +421,9 @@ INLINE void vnni_rows(const int four, const int terms, const struct panels *q,
             vnni_one(four, terms, q, &x, rows->out[r], panels, post);
             continue;
         }
-        for (size_t p = panels.first; p < panels.end; p += VNNI_P)
-            vnni_pair(four, terms, q, &x, rows, r, n, p, panels.end - 1, acc, post);
+        const size_t last = q->gate ? 2 * q->gate->panels - 1 : panels.end - 1;
+        for (size_t p = panels.first; p < panels.end; p += q->gate ? 1 : VNNI_P)
+            vnni_pair(four, terms, q, &x, rows, r, n, p, last, acc, post);
         if (rows->stream)
             _mm_sfence();
     }

@@ -44,11 +44,11 @@ INLINE void linear_rows(const uint64_t *args, struct range range, struct panel_r
     }
 }
 
-/* Whether lines of n rows of products are whole, and more than stay in cache until they are read.
+/* Whether lines of n rows of N products are whole, and more than stay in cache until they are read.
  */
-INLINE int linear_streams(const uint64_t *args, size_t n)
+INLINE int linear_streams(const uint64_t *args, size_t n, size_t N)
 {
-    return n * args[LIN_N] * sizeof(float) >= LINEAR_STREAM_BYTES &&
+    return n * N * sizeof(float) >= LINEAR_STREAM_BYTES &&
            (args[LIN_OUT] | args[LIN_OUT_STRIDE]) % 64 == 0;
 }
 
@@ -71,7 +71,7 @@ KERNEL(linear_tiles)
         rows.tmp = arg_pointer(args[LINT_X_TMP]) + part.rows.first * args[LINT_X_TMP_STRIDE];
         if (EMBER_ISA == 4 && n > 1)
             rows.x[0] = NULL;
-        rows.stream = linear_streams(args, n);
+        rows.stream = linear_streams(args, n, args[LIN_N]);
         rows.out_x = n > 1 ? arg_pointer(args[LINT_OUT_X]) : NULL;
         rows.first = part.rows.first;
         rows.all = n;
@@ -95,10 +95,17 @@ INLINE size_t linear_int_rows(size_t n, size_t panels, uint32_t n_blocks)
 
 KERNEL(linear_int)
 {
-    const size_t n = arg_rows(args), panels = (args[LIN_N] + 15) / EMBER_PANEL;
+    const size_t n = arg_rows(args);
     const struct post post = linear_post(args);
+    const struct panel_gate gate = {(enum ember_act)args[LINI_ACT], arg_float(args[LINI_LIMIT]),
+                                    arg_float(args[LINI_ALPHA]), args[LIN_N] / 2 / EMBER_PANEL};
+    size_t panels = (args[LIN_N] + 15) / EMBER_PANEL;
     struct panels q = linear_panels(args);
     struct panel_part part;
+    if (args[LINI_GLU]) {
+        q.gate = &gate;
+        panels = gate.panels;
+    }
     q.scale = arg_pointer(args[LINI_SCALES]);
     q.scale_dtype = (enum ember_dtype)args[LINI_SCALES_DTYPE];
     q.zero = (const uint8_t *)arg_pointer(args[LINI_ZEROS]);
@@ -118,7 +125,7 @@ KERNEL(linear_int)
     for (size_t turn = 0; panel_part(n, most, panels, block, n_blocks, turn, &part); turn++) {
         struct panel_rows rows;
         linear_rows(args, part.rows, &rows);
-        rows.stream = linear_streams(args, n);
+        rows.stream = linear_streams(args, n, q.gate ? args[LIN_N] / 2 : args[LIN_N]);
         rows.ready = x.form == X_INT_ROWS ? NULL : &x;
         rows.first = part.rows.first;
         for (size_t i = 0; i < rows.n; i++)

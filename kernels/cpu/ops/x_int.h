@@ -18,14 +18,13 @@
 #ifndef EMBER_KERNELS_CPU_X_INT_H
 #define EMBER_KERNELS_CPU_X_INT_H
 
+#include "kernels/cpu/ops/args.h"
 #include "kernels/cpu/simd.h"
 
 #define X_TILE 8
 #define X_UNIT 16
-#define X_UNITS_LEAST 8     /* rows; below them vectors are as quick as matrix tiles */
 #define X_UNITS_K_MAX 16384 /* more, and two panels are more than the second-level cache has */
-#define X_WOVEN_K_MAX 131072
-#define X_ROWS_MAX 16 /* that are put at a time */
+#define X_ROWS_MAX 16       /* that are put at a time */
 
 enum x_int_form { X_INT_ROWS, X_INT_ONE, X_INT_WOVEN, X_INT_UNITS };
 
