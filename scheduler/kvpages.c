@@ -216,13 +216,6 @@ void kvpages_unref(struct kvpages *p, uint32_t page)
         list_insert(p, page);
 }
 
-void kvpages_reset(struct kvpages *p)
-{
-    for (uint32_t i = 0; i < p->n; i++)
-        p->pages[i].known = false;
-    memset(p->buckets, 0xff, ((size_t)p->mask + 1) * sizeof *p->buckets);
-}
-
 /* ---- proof ---- */
 
 int kvpages_verify(const struct kvpages *p, const uint32_t *held, struct error *err)

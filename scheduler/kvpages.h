@@ -59,8 +59,6 @@ void kvpages_unref(struct kvpages *pages, uint32_t page);
  */
 bool kvpages_register(struct kvpages *pages, uint32_t page, const struct digest *hash,
                       const uint32_t *tokens);
-/* Forgets all content; pages stay held. */
-void kvpages_reset(struct kvpages *pages);
 
 /* Checks the structure; `held[i]`: references the caller counts for page i. 0 or -EBADMSG. */
 int kvpages_verify(const struct kvpages *pages, const uint32_t *held, struct error *err);

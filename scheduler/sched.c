@@ -160,12 +160,6 @@ void sched_model_remove(struct sched_model *model, uint64_t now)
     model_free(model);
 }
 
-void sched_model_reset_cache(struct sched_model *model)
-{
-    for (uint32_t i = 0; i < model->n_instances; i++)
-        kvpages_reset(model->instances[i]->pages);
-}
-
 /* ---- requests: by id, by model ---- */
 
 static struct request *find(const struct sched *sched, uint64_t id)

@@ -155,9 +155,6 @@ int sched_model_add(struct sched *sched, const struct sched_model_config *config
 /* Ends its requests (SCHED_CANCELLED, events) and forgets its instances. */
 void sched_model_remove(struct sched_model *model, uint64_t now);
 
-/* Forgets all cached prefixes; what runs goes on. */
-void sched_model_reset_cache(struct sched_model *model);
-
 /* ---- instances ---- */
 
 struct sched_limits {

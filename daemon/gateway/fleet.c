@@ -16,6 +16,7 @@
 #include "base/value.h"
 #include "daemon/gateway/conn.h"
 #include "daemon/gateway/fleet.h"
+#include "daemon/gateway/request.h"
 #include "kernels/step_io.h"
 
 #define SPAWN_MS 600000 /* a cold model is loaded first; the load outlives the call */
@@ -185,6 +186,10 @@ static void run_settling(struct work *work)
 
 static void settled(struct work *work)
 {
+    struct gw_model *model =
+        (struct gw_model *)((char *)work - offsetof(struct gw_model, settling));
+
+    model->is_settling = false;
 }
 
 static void reading_done(struct work *work)
@@ -218,6 +223,7 @@ static void reading_done(struct work *work)
     request_model_ready(model, model->text ? NULL : &err);
     if (model->text) {
         model->settling = (struct work){.run = run_settling, .done = settled};
+        model->is_settling = true;
         work_submit(model->gw->work, &model->settling);
     }
     gw_pump(model->gw);
@@ -406,6 +412,48 @@ void fleet_scale(struct gw *gw, uint64_t now, uint64_t *ret_next)
         scale_model(model, now, ret_next);
 }
 
+static void model_free(struct gw_model *model)
+{
+    while (!TAILQ_EMPTY(&model->conns))
+        conn_free(TAILQ_FIRST(&model->conns));
+    text_free(model->text);
+    free(model->name);
+    free(model->path);
+    free(model->labels);
+    free(model);
+}
+
+/* Requests, spawns, leases and workers hold a model; one that is asleep is to be so when it comes
+ * back. */
+static bool is_held(const struct gw_model *model)
+{
+    const struct gw_job *job;
+
+    if (model->listed || model->asleep || model->starting || !TAILQ_EMPTY(&model->conns) ||
+        model->state == GW_MODEL_READING || model->is_settling)
+        return true;
+    TAILQ_FOREACH(job, &model->gw->jobs, link)
+    if (job->model == model)
+        return true;
+    return false;
+}
+
+static void forget_gone(struct gw *gw, uint64_t now)
+{
+    struct gw_model *model, *next;
+
+    for (model = TAILQ_FIRST(&gw->models); model; model = next) {
+        next = TAILQ_NEXT(model, link);
+        if (is_held(model))
+            continue;
+        log_info("model forgotten", "model=%s", model->name);
+        if (model->sched)
+            sched_model_remove(model->sched, now);
+        TAILQ_REMOVE(&gw->models, model, link);
+        model_free(model);
+    }
+}
+
 /* The scheduler's deadline ends with a request's first step; one that is to be replayed has none.
  */
 void fleet_check(struct gw *gw)
@@ -420,6 +468,7 @@ void fleet_check(struct gw *gw)
         else if (now - model->driven_ns > limit && now > limit)
             request_fail_begun(model, now - limit);
     }
+    forget_gone(gw, now);
 }
 
 void fleet_drain(struct gw *gw)
@@ -513,17 +562,6 @@ static void give_back_all(struct fleet *fleet)
         event_base_loopexit(fleet->gw->base, &soon);
         event_base_dispatch(fleet->gw->base);
     }
-}
-
-static void model_free(struct gw_model *model)
-{
-    while (!TAILQ_EMPTY(&model->conns))
-        conn_free(TAILQ_FIRST(&model->conns));
-    text_free(model->text);
-    free(model->name);
-    free(model->path);
-    free(model->labels);
-    free(model);
 }
 
 void fleet_free(struct fleet *fleet)

@@ -51,7 +51,7 @@ enum gw_model_state {
 TAILQ_HEAD(gw_jobs, gw_job);
 TAILQ_HEAD(gw_conns, conn);
 
-/* A model that emberd knows. Lives as long as the gateway. */
+/* A model that emberd knows, or has known while somebody here still holds it. */
 struct gw_model {
     struct gw *gw;
     TAILQ_ENTRY(gw_model) link;
@@ -63,6 +63,7 @@ struct gw_model {
     struct text *text;         /* READY */
     struct sched_model *sched; /* READY */
     struct work reading, settling;
+    bool is_settling;  /* a worker has it */
     struct text *read; /* what the worker has read, until it is done */
     struct error read_error;
     struct gw_jobs waiting; /* jobs that wait for READY */
@@ -145,7 +146,8 @@ void fleet_scale(struct gw *gw, uint64_t now, uint64_t *ret_next);
 void fleet_run(struct gw *gw);
 /* The scheduler found a step overdue (from within its events). */
 void fleet_stalled(struct conn *conn);
-/* Called every half second: requests whose model has had no instance for too long fail. */
+/* Called every half second: requests whose model has had no instance for too long fail, and models
+ * that emberd does not know any more are forgotten when nobody holds them. */
 void fleet_check(struct gw *gw);
 /* Draining has begun: requests whose model has no instance, and will have none, end. */
 void fleet_drain(struct gw *gw);

@@ -267,9 +267,12 @@ static int make_scheduler(struct gw *gw, struct error *err)
 static void open_cache(struct gw *gw)
 {
     struct error err = {0};
+    const char *warning;
 
     if (*gw->options.cache_dir && cache_open(gw->options.cache_dir, NULL, &gw->cache, &err) < 0)
         log_warn("no cache: tokenizers are parsed at each start", "error=\"%s\"", err.text);
+    if (gw->cache && cache_warnings(gw->cache, &warning))
+        log_warn("artefact cache", "warning=\"%s\"", warning);
 }
 
 /* What a socket's events change to and back within one turn costs no system call. No descriptor of

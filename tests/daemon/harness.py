@@ -72,6 +72,10 @@ class Client:
             "/grpc.health.v1.Health/Check",
             request_serializer=health.HealthCheckRequest.SerializeToString,
             response_deserializer=health.HealthCheckResponse.FromString)
+        self.health_watch = self.channel.unary_stream(
+            "/grpc.health.v1.Health/Watch",
+            request_serializer=health.HealthCheckRequest.SerializeToString,
+            response_deserializer=health.HealthCheckResponse.FromString)
 
     def __getattr__(self, name):
         request = METHODS[name][0]
@@ -85,6 +89,10 @@ class Client:
 
     def healthy(self, service):
         return self.health(health.HealthCheckRequest(service=service), timeout=60).status == 1
+
+    def watch_health(self, service):
+        """The stream of statuses: UNKNOWN 0, SERVING 1, NOT_SERVING 2, SERVICE_UNKNOWN 3."""
+        return self.health_watch(health.HealthCheckRequest(service=service), timeout=300)
 
     def close(self):
         self.channel.close()

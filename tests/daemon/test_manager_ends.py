@@ -46,6 +46,28 @@ class Ends(harness.Case):
             self.assertEqual(d.process.wait(60), 0)
             d.stop()
 
+    def test_health_says_that_it_drains(self):
+        """grpc.health.v1, asked and watched, as long as somebody is still being served and not longer."""
+        d = self.daemon("--standby=0")
+        r = d.client.SpawnInstance()
+        driver = self.fake_driver(r)
+        services = ("", "ember.v1.Ember", "ready")
+        watches = {name: d.client.watch_health(name) for name in services}
+        for name, watch in watches.items():
+            self.assertEqual(next(watch).status, 1, name)
+            self.assertTrue(d.client.healthy(name))
+        d.process.send_signal(signal.SIGTERM)
+        for name, watch in watches.items():
+            self.assertEqual(next(watch).status, 2, name)
+            self.assertFalse(d.client.healthy(name))
+        self.assertTrue(d.client.healthy("startup"))  # it had started: nobody is to kill it for that
+        self.assertTrue(alive(r.instance.pid))
+        d.client.StopInstance(id=r.instance.id)
+        for watch in watches.values():
+            self.fails(CODE.UNAVAILABLE, lambda watch=watch: next(watch), "shutting down")
+        self.assertEqual(d.process.wait(60), 0)
+        driver.close()
+
     def test_kill_leaves_no_process_and_the_next_start_works(self):
         d = self.daemon("--standby=2")
         d.load()

@@ -179,6 +179,7 @@ static void call(struct state *s)
             sched_instance_drain(s->instances[i]);
         break;
     case 3:
+    case 6:
         tick(s);
         break;
     case 4:
@@ -186,9 +187,6 @@ static void call(struct state *s)
         break;
     case 5:
         step_done(s, i, EINVAL);
-        break;
-    case 6:
-        sched_model_reset_cache(s->model);
         break;
     case 7:
         if (s->n_submitted)

@@ -402,6 +402,43 @@ class Fleet(unittest.TestCase):
         self.addCleanup(stack.stop)
         return stack
 
+    def test_models_that_come_and_go_leave_nothing(self):
+        stack = self.stack(emberd=("--standby=0",))
+        g = stack.gateway
+
+        def ctl(*words):
+            subprocess.run([CTL, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           env=dict(os.environ, EMBER_SOCKET=stack.emberd.socket))
+
+        def labels():
+            return {line.split('model_name="')[1].split('"')[0]
+                    for line in g.get("/metrics")[2].decode().splitlines() if 'model_name="' in line}
+
+        def come_and_go(names):
+            for name in names:
+                ctl("load", gateway.TINY, f"--name={name}")
+                self.assertEqual(g.complete(STORY, model=name, max_tokens=4)["usage"]["completion_tokens"], 4)
+            self.assertLessEqual(set(names), labels())
+            for name in names:
+                ctl("unload", "--force", name)  # its memory, then its name
+                ctl("unload", name)
+            wait_until(lambda: not labels() & set(names), "they are forgotten")
+            status, _, reply = g.request("POST", "/v1/completions", {"model": names[0], "prompt": "x"})
+            self.assertEqual((status, reply["error"]["code"]), (404, "model_not_found"))
+
+        want = g.complete(STORY, max_tokens=4)["choices"]
+        names = [f"m{i}" for i in range(4)]
+        come_and_go(names)
+        before = g.fds(), len(g.get("/v1/models")[2]["data"]), labels()
+        rss = g.rss()
+        for _ in range(3):
+            come_and_go(names)
+        self.assertEqual((g.fds(), len(g.get("/v1/models")[2]["data"]), labels()), before)
+        print(f"memory {rss >> 10}, then {g.rss() >> 10} KiB", flush=True)
+        self.assertLess(g.rss() - rss, 8 << 20)
+        self.assertEqual(g.text().count("model forgotten"), 16)
+        self.assertEqual(g.complete(STORY, max_tokens=4)["choices"], want)
+
     @staticmethod
     def leased(stack):
         try:

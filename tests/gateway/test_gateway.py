@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import unittest
@@ -982,13 +983,25 @@ class Failures(unittest.TestCase):
         wait_until(lambda: g.get("/health")[0] == 503, "health is 503")
         status, headers, reply = g.request("POST", "/v1/completions", {"prompt": "x"})
         self.assertEqual(status, 503)
-        self.assertIn("Retry-After", headers)
+        self.assertGreaterEqual(int(headers["Retry-After"]), 1)
+        self.assertEqual(reply["error"]["code"], "shutting_down")
+        self.assertEqual(g.get("/ping")[0], 200)  # alive: nobody is to kill it
         rest = list(chunks)
         self.assertEqual(rest[-1], "[DONE]")
         self.assertEqual(rest[-2]["usage"]["completion_tokens"], 600)
         self.assertEqual(g.process.wait(60), 0)
         self.assertEqual(stack.leases(), "")
         wait_until(lambda: "lease ended" in stack.emberd.text(), "the lease is given back")
+
+    def test_a_damaged_cache_is_told_of(self):
+        folder = tempfile.mkdtemp(prefix="ember-gw-")
+        self.addCleanup(shutil.rmtree, folder)
+        os.chmod(folder, 0o700)
+        with open(f"{folder}/store.mdb", "wb") as f:
+            f.write(b"no store" * 4096)
+        stack = self.stack(f"--cache-dir={folder}")
+        self.assertEqual(stack.gateway.complete("x", max_tokens=1)["usage"]["completion_tokens"], 1)
+        self.assertRegex(stack.gateway.text(), 'artefact cache warning=".*store.mdb.old')
 
     def test_full_queue(self):
         stack = self.stack("--max-queue=4")
