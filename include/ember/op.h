@@ -211,7 +211,7 @@ enum { EMBED_F_SCALE };
  * GROUP consecutive elements of a row (0: the whole row), out = x * rsqrt(mean(x^2) + eps) * (w +
  * w_bias) for RMS, or (x - mean) * rsqrt(var + eps) * w + b for LAYER. A grouped w has GROUP
  * elements. OUT may be the same tensor as X. The mean is accumulated in at least float32. OUT_X: as
- * in linear.
+ * in linear; with OUT_X_SCALE what quantize makes of OUT, with X_GROUP and X_TERMS, and hands over.
  */
 enum {
     NORM_X,
@@ -219,9 +219,10 @@ enum {
     NORM_B /* [opt] */,
     NORM_OUT,
     NORM_DELTA /* [opt] */,
-    NORM_OUT_X /* [opt] u8 [rows, EMBER_X_TMP_BYTES(D)] */
+    NORM_OUT_X /* [opt] u8 [rows, EMBER_X_TMP_BYTES(D)], or i8 as OUT of quantize */,
+    NORM_OUT_X_SCALE /* [opt] as SCALE of quantize */
 };
-enum { NORM_I_KIND /* enum ember_norm */, NORM_I_GROUP };
+enum { NORM_I_KIND /* enum ember_norm */, NORM_I_GROUP, NORM_I_X_GROUP, NORM_I_X_TERMS };
 enum { NORM_F_EPS, NORM_F_W_BIAS, NORM_F_DELTA_SCALE };
 
 /* add: x += scale * delta, in place. */
@@ -242,8 +243,8 @@ enum { ADD_F_SCALE };
  * Handing over: where all that reads OUT is linears over BF16 in TILES, an op may have OUT_X, in
  * which a backend leaves the rows in the form that its own products read; OUT means nothing then.
  * Those linears have the two as their X and X_TMP, and X_READY. Without X_READY what is in X_TMP
- * before and after means nothing. Integer x is handed over by quantize, whose OUT and SCALE such a
- * linear has as X and X_SCALE.
+ * before and after means nothing. Integer x is handed over by quantize, or a norm, whose integers
+ * and scales such a linear has as X and X_SCALE.
  */
 enum {
     LINEAR_X /* f32 [rows, K]; i8 [rows, terms * EMBER_X8_COLUMNS(K)] with LINEAR_X_SCALE, or as

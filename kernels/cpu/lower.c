@@ -254,15 +254,22 @@ static int lower_norm(struct lowering *l)
 {
     const struct ember_tensor *x = &l->op->t[NORM_X];
     bool whole = l->op->i[NORM_I_GROUP] % EMBER_PANEL == 0;
+    bool integers = l->op->t[NORM_OUT_X_SCALE].rank;
     int r = need_float(l, NORM_W, "norm weight");
     if (!r)
         r = need_float(l, NORM_B, "norm bias");
     if (r)
         return r;
-    begin(l, "norm", x->dim[0]);
+    begin(l, integers ? "norm_int" : "norm", x->dim[0]);
     set_rows(l, NRM_X, NORM_X);
     set_int(l, NRM_OUT_X, 0);
-    if (whole && l->isa == CPU_ISA_AMX)
+    if (integers) {
+        set_rows(l, NRM_OUT_X, NORM_OUT_X);
+        set_rows(l, NRM_OUT_X_SCALE, NORM_OUT_X_SCALE);
+        set_int(l, NRM_SEGMENT,
+                l->op->i[NORM_I_X_GROUP] ? (uint64_t)l->op->i[NORM_I_X_GROUP] : x->dim[1]);
+        set_int(l, NRM_TERMS, (uint64_t)l->op->i[NORM_I_X_TERMS]);
+    } else if (whole && l->isa == CPU_ISA_AMX)
         set_tensor(l, NRM_OUT_X, NORM_OUT_X);
     set_weight(l, NRM_W, NORM_W);
     set_weight(l, NRM_B, NORM_B);
@@ -274,9 +281,10 @@ static int lower_norm(struct lowering *l)
     set_float(l, NRM_EPS, l->op->f[NORM_F_EPS]);
     set_float(l, NRM_W_BIAS, l->op->f[NORM_F_W_BIAS]);
     set_float(l, NRM_DELTA_SCALE, l->op->f[NORM_F_DELTA_SCALE]);
-    specialise(l, "D=%u", x->dim[1]);
-    blocks(l, x->dim[0], (double)x->dim[0] * x->dim[1]);
-    return whole ? 0 : hand_over(l, NORM_OUT, NORM_OUT_X);
+    if (!integers)
+        specialise(l, "D=%u", x->dim[1]);
+    blocks(l, x->dim[0], (integers ? 5.0 : 1.0) * x->dim[0] * x->dim[1]);
+    return whole || integers ? 0 : hand_over(l, NORM_OUT, NORM_OUT_X);
 }
 
 static int lower_add(struct lowering *l)

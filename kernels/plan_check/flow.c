@@ -7,7 +7,7 @@
 /* The operands that a kind writes, KV apart; ends with -1. */
 static const int8_t outputs[EMBER_OP_COUNT][5] = {
     [EMBER_OP_EMBED] = {EMBED_OUT, -1},
-    [EMBER_OP_NORM] = {NORM_OUT, NORM_X, NORM_OUT_X, -1},
+    [EMBER_OP_NORM] = {NORM_OUT, NORM_X, NORM_OUT_X, NORM_OUT_X_SCALE, -1},
     [EMBER_OP_ADD] = {ADD_X, -1},
     [EMBER_OP_LINEAR] = {LINEAR_OUT, LINEAR_X_TMP, LINEAR_GATE_UP, LINEAR_OUT_X, -1},
     [EMBER_OP_ROPE_TABLE] = {ROPE_OUT, -1},
@@ -48,6 +48,12 @@ static bool hands_over(const struct check *c, const struct ember_op *from,
     const int64_t *i = c->op->i;
     switch (from->kind) {
     case EMBER_OP_NORM:
+        if (from->t[NORM_OUT_X_SCALE].rank)
+            return same_tensor(&from->t[NORM_OUT_X], x) &&
+                   same_tensor(&from->t[NORM_OUT_X_SCALE], other) &&
+                   from->t[NORM_X].dim[1] == i[LINEAR_I_K] &&
+                   from->i[NORM_I_X_GROUP] == i[LINEAR_I_X_GROUP] &&
+                   from->i[NORM_I_X_TERMS] == i[LINEAR_I_X_TERMS];
         return same_tensor(&from->t[NORM_OUT], x) && same_tensor(&from->t[NORM_OUT_X], other);
     case EMBER_OP_LINEAR:
         return same_tensor(&from->t[LINEAR_OUT], x) && same_tensor(&from->t[LINEAR_OUT_X], other);

@@ -19,9 +19,21 @@ void check_norm(struct check *c)
     if (delta)
         check_floats(c, NORM_DELTA, "delta", IN, c->n, d);
     check_distinct(c, NORM_OUT, NORM_X);
-    if (check_absent(c, NORM_OUT_X))
+    if (check_absent(c, NORM_OUT_X)) {
+        if (!check_absent(c, NORM_OUT_X_SCALE))
+            check_fail(c, "scales of integers that are not there");
         return;
-    check_x_tmp(c, NORM_OUT_X, "out x", OUT, c->n, d);
+    }
+    if (check_absent(c, NORM_OUT_X_SCALE)) {
+        check_x_tmp(c, NORM_OUT_X, "out x", OUT, c->n, d);
+    } else {
+        int64_t x_group = check_int(c, NORM_I_X_GROUP, "group of x", 0, DIM_MAX);
+        if (x_group % 32)
+            check_fail(c, "groups of x of %lld, not a multiple of 32", (long long)x_group);
+        check_integers(c, NORM_OUT_X, NORM_OUT_X_SCALE, OUT, true, c->n, d,
+                       check_int(c, NORM_I_X_TERMS, "terms of x", 1, 2), x_group);
+        check_distinct(c, NORM_OUT_X_SCALE, -1);
+    }
     check_distinct(c, NORM_OUT_X, -1);
 }
 

@@ -250,6 +250,13 @@ static void norm_group(const struct ref *r, const float *x, float *out, uint32_t
     }
 }
 
+/* What integers are made of, in which operands. */
+struct ref_integers {
+    uint32_t x, out, scale;
+    int64_t group, terms; /* group 0: the row */
+};
+static void quantize_row(const struct ref *r, const struct ref_integers *of, uint32_t row);
+
 /* x, delta, out [rows, D]; w, b [D] or [GROUP] */
 static void norm(const struct ref *r)
 {
@@ -262,6 +269,11 @@ static void norm(const struct ref *r)
             x[d] = (float)(x[d] + r->op->f[NORM_F_DELTA_SCALE] * delta[d]);
         for (uint32_t d = 0; d < D; d += group)
             norm_group(r, x + d, (float *)ref_row(r, NORM_OUT, row) + d, group);
+        if (r->op->t[NORM_OUT_X_SCALE].rank)
+            quantize_row(r,
+                         &(struct ref_integers){NORM_OUT, NORM_OUT_X, NORM_OUT_X_SCALE,
+                                                r->op->i[NORM_I_X_GROUP], r->op->i[NORM_I_X_TERMS]},
+                         row);
     }
 }
 
@@ -392,22 +404,27 @@ static float quantize_group(const float *x, uint64_t n, int64_t terms, uint64_t 
     return scale;
 }
 
+static void quantize_row(const struct ref *r, const struct ref_integers *of, uint32_t row)
+{
+    uint64_t K = r->op->t[of->x].dim[1], group = of->group ? (uint64_t)of->group : K;
+    const float *x = ref_row(r, of->x, row);
+    int8_t *out = ref_row(r, of->out, row);
+    float *scale = ref_row(r, of->scale, row);
+    memset(out, 0, r->op->t[of->out].dim[1]);
+    for (uint64_t k = 0; k < K; k += group)
+        scale[k / group] = quantize_group(x + k, K - k < group ? K - k : group, of->terms,
+                                          EMBER_X8_COLUMNS(K), out + k);
+}
+
 /* x [rows, K] -> out i8 [rows, terms * columns], scale [rows, groups] */
 static void quantize(const struct ref *r)
 {
-    uint64_t K = r->op->t[QUANTIZE_X].dim[1], half = EMBER_X8_COLUMNS(K);
-    uint64_t group = r->op->i[QUANTIZE_I_GROUP] ? (uint64_t)r->op->i[QUANTIZE_I_GROUP] : K;
-    uint32_t rows =
-        r->rows * (r->op->i[QUANTIZE_I_REPEAT] ? (uint32_t)r->op->i[QUANTIZE_I_REPEAT] : 1);
-    for (uint32_t row = 0; row < rows; row++) {
-        const float *x = ref_row(r, QUANTIZE_X, row);
-        int8_t *out = ref_row(r, QUANTIZE_OUT, row);
-        float *scale = ref_row(r, QUANTIZE_SCALE, row);
-        memset(out, 0, r->op->t[QUANTIZE_OUT].dim[1]);
-        for (uint64_t k = 0; k < K; k += group)
-            scale[k / group] = quantize_group(x + k, K - k < group ? K - k : group,
-                                              r->op->i[QUANTIZE_I_TERMS], half, out + k);
-    }
+    const int64_t *i = r->op->i;
+    const struct ref_integers of = {QUANTIZE_X, QUANTIZE_OUT, QUANTIZE_SCALE, i[QUANTIZE_I_GROUP],
+                                    i[QUANTIZE_I_TERMS]};
+    uint32_t repeat = i[QUANTIZE_I_REPEAT] ? (uint32_t)i[QUANTIZE_I_REPEAT] : 1;
+    for (uint32_t row = 0; row < r->rows * repeat; row++)
+        quantize_row(r, &of, row);
 }
 
 /* x [rows, V] -> out i32 [rows] */

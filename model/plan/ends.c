@@ -53,10 +53,10 @@ static struct ember_tensor logits_tensor(const struct builder *b)
 static void final_norm(struct builder *b)
 {
     struct ember_tensor w = build_slot(b, b->model->final_norm);
-    struct ember_tensor bias = build_slot(b, b->model->final_norm_b), none = {0};
+    struct ember_tensor bias = build_slot(b, b->model->final_norm_b);
     struct ember_op *o;
     if (b->taps) {
-        build_norm(b, EMBER_ROWS_TOKENS, b->x, NULL, w, bias, b->h, none);
+        build_norm(b, EMBER_ROWS_TOKENS, b->x, NULL, w, bias, b->h, NULL);
         build_tap(b, b->d->info.n_layers, b->h);
     }
     o = build_op(b, EMBER_OP_GATHER, EMBER_ROWS_LOGITS);
@@ -64,7 +64,7 @@ static void final_norm(struct builder *b)
     o->t[GATHER_INDEX] = build_io(b->plan->io.rows, b->rows);
     o->t[GATHER_OUT] = b->taps ? b->final : b->gathered;
     if (!b->taps)
-        build_norm(b, EMBER_ROWS_LOGITS, b->gathered, NULL, w, bias, b->final, none);
+        build_norm(b, EMBER_ROWS_LOGITS, b->gathered, NULL, w, bias, b->final, NULL);
 }
 
 static void logits(struct builder *b, uint32_t first, uint32_t n)

@@ -19,6 +19,17 @@
  * threads busy by their rows. */
 #define PARTS_TOKENS 16
 
+/* The form in which x meets a quantised weight as integers (ember/op.h). */
+struct x_form {
+    uint32_t terms, group; /* terms 0: as floats */
+};
+
+/* Floats that are handed over in the backend's form, and where; x of rank 0: none. */
+struct handed {
+    struct ember_tensor x, to, scale; /* scale: of integers */
+    struct x_form form;
+};
+
 struct builder {
     const struct model *model;
     const struct desc *d; /* the model's */
@@ -40,8 +51,7 @@ struct builder {
     /* x of a linear whose weight asks for another form; room for the backend's own, of an MLP's
      * inner activations beside that of what it reads */
     struct ember_tensor sorted, x8, x8_scale, x_tmp, inner_tmp;
-    /* x that was last handed over in the backend's form, and where; rank 0: none */
-    struct ember_tensor handed, handed_tmp;
+    struct handed handed; /* what was last handed over */
 };
 
 /* ---- ops.c ---- */
@@ -74,10 +84,11 @@ struct ember_tensor build_io(uint64_t offset, uint32_t n);
  */
 struct ember_tensor build_narrow(struct ember_tensor t, uint32_t cols);
 
-/* out = norm(x); delta, if not NULL, is added to x before. bias, out_x: rank 0 for none. */
+/* out = norm(x); delta, if not NULL, is added to x before. bias: rank 0 for none. to: as out is
+ * handed over, or NULL. */
 void build_norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
                 const struct ember_tensor *delta, struct ember_tensor w, struct ember_tensor bias,
-                struct ember_tensor out, struct ember_tensor out_x);
+                struct ember_tensor out, const struct handed *to);
 
 /* x += delta, scaled as the model scales its residuals. */
 void build_add(struct builder *b, struct ember_tensor x, struct ember_tensor delta);
@@ -86,11 +97,6 @@ void build_add(struct builder *b, struct ember_tensor x, struct ember_tensor del
 void build_tap(struct builder *b, uint32_t index, struct ember_tensor x);
 
 /* ---- linear.c ---- */
-
-/* The form in which x meets a quantised weight as integers (ember/op.h). */
-struct x_form {
-    uint32_t terms, group; /* terms 0: as floats */
-};
 
 struct x_form build_x_form(const struct builder *b, const struct weight *w);
 
@@ -104,11 +110,13 @@ struct ember_tensor build_quantize(struct builder *b, enum ember_rows rows, stru
 struct ember_tensor build_x_tmp(const struct builder *b, const struct weight *w);
 
 /*
- * x, which is about to be made, goes to the linear over a layer's weight, and to nobody else: what
- * OUT_X is, of bf16 weights. LAYER_WEIGHT_COUNT: to others, too.
+ * x, which is about to be made, goes to the linear over a layer's weight, and to nobody else: how
+ * it is handed over, of bf16 weights in `room`, of those that want integers only if those can be
+ * made. LAYER_WEIGHT_COUNT: to others, too.
  */
-struct ember_tensor build_hand_over(struct builder *b, struct ember_tensor x,
-                                    enum layer_weight reader, struct ember_tensor room);
+const struct handed *build_hand_over(struct builder *b, struct ember_tensor x,
+                                     enum layer_weight reader, struct ember_tensor room,
+                                     bool integers);
 
 /* out = x w^T + bias with rows [first, first + n) of a slot that is in one piece. The op, so that
  * more can be asked of it. */

@@ -41,15 +41,23 @@ static uint32_t x_segments(struct x_form form, uint32_t k)
     return form.group ? (k + form.group - 1) / form.group : 1;
 }
 
+/* Where x as integers goes, and their scales. */
+static struct ember_tensor integers_room(const struct builder *b, struct ember_tensor x,
+                                         struct x_form form, bool hand_over,
+                                         struct ember_tensor *ret_scale)
+{
+    uint32_t scales = x_segments(form, x.dim[1]) * (hand_over ? 1 + form.terms : 1);
+    *ret_scale = build_narrow(b->x8_scale, scales);
+    return build_narrow(b->x8, form.terms * EMBER_X8_COLUMNS(x.dim[1]));
+}
+
 struct ember_tensor build_quantize(struct builder *b, enum ember_rows rows, struct ember_tensor x,
                                    struct x_form form, uint32_t repeat, bool hand_over,
                                    struct ember_tensor *ret_scale)
 {
-    uint32_t scales = x_segments(form, x.dim[1]) * (hand_over ? 1 + form.terms : 1);
     struct ember_op *o = build_op(b, EMBER_OP_QUANTIZE, rows);
     o->t[QUANTIZE_X] = x;
-    o->t[QUANTIZE_OUT] = build_narrow(b->x8, form.terms * EMBER_X8_COLUMNS(x.dim[1]));
-    o->t[QUANTIZE_SCALE] = build_narrow(b->x8_scale, scales);
+    o->t[QUANTIZE_OUT] = integers_room(b, x, form, hand_over, &o->t[QUANTIZE_SCALE]);
     o->i[QUANTIZE_I_REPEAT] = repeat;
     o->i[QUANTIZE_I_GROUP] = form.group;
     o->i[QUANTIZE_I_TERMS] = form.terms;
@@ -65,20 +73,26 @@ struct ember_tensor build_x_tmp(const struct builder *b, const struct weight *w)
     return build_narrow(b->x_tmp, (uint32_t)EMBER_X_TMP_BYTES(w->dim[w->rank - 1]));
 }
 
-struct ember_tensor build_hand_over(struct builder *b, struct ember_tensor x,
-                                    enum layer_weight reader, struct ember_tensor room)
+const struct handed *build_hand_over(struct builder *b, struct ember_tensor x,
+                                     enum layer_weight reader, struct ember_tensor room,
+                                     bool integers)
 {
-    struct ember_tensor none = {0};
     const struct weight *w;
-    b->handed = none;
+    struct x_form form;
+    b->handed = (struct handed){.x = {0}};
     if (reader == LAYER_WEIGHT_COUNT)
-        return none;
+        return &b->handed;
     w = &b->layout->weights[b->model->layer_slots[b->layer][reader]];
-    if (!build_x_tmp(b, w).rank || w->quant)
-        return none;
-    b->handed = x;
-    b->handed_tmp = build_narrow(room, (uint32_t)EMBER_X_TMP_BYTES(x.dim[1]));
-    return b->handed_tmp;
+    form = build_x_form(b, w);
+    if (form.terms && integers && !w->order_at) {
+        b->handed.x = x;
+        b->handed.to = integers_room(b, x, form, true, &b->handed.scale);
+        b->handed.form = form;
+    } else if (!w->quant && build_x_tmp(b, w).rank) {
+        b->handed.x = x;
+        b->handed.to = build_narrow(room, (uint32_t)EMBER_X_TMP_BYTES(x.dim[1]));
+    }
+    return &b->handed;
 }
 
 /* Rows of an operand of a weight; in tiles only from the beginning of a panel on. */
@@ -101,9 +115,13 @@ struct ember_op *build_linear_rows(struct builder *b, enum ember_rows rows, stru
                         x_scale = {0};
     struct ember_tensor zero = build_slot_groups(b, slot, w->zero_at, EMBER_U8);
     struct x_form form = build_x_form(b, w);
+    bool handed = b->handed.x.rank && !memcmp(&b->handed.x, &x, sizeof x);
     uint32_t k = x.dim[1];
     struct ember_op *o;
-    if (form.terms)
+    if (form.terms && handed) {
+        x = b->handed.to;
+        x_scale = b->handed.scale;
+    } else if (form.terms)
         x = build_quantize(b, rows, x, form, 0, true, &x_scale);
     o = build_op(b, EMBER_OP_LINEAR, rows);
     o->t[LINEAR_X] = x;
@@ -114,8 +132,8 @@ struct ember_op *build_linear_rows(struct builder *b, enum ember_rows rows, stru
     o->t[LINEAR_W_ZERO] = weight_part(b, w, zero, first, n);
     o->t[LINEAR_X_SCALE] = x_scale;
     o->t[LINEAR_X_TMP] = build_x_tmp(b, w);
-    if (b->handed.rank && !memcmp(&b->handed, &x, sizeof x)) {
-        o->t[LINEAR_X_TMP] = b->handed_tmp;
+    if (handed && !form.terms) {
+        o->t[LINEAR_X_TMP] = b->handed.to;
         o->i[LINEAR_I_X_READY] = 1;
     }
     o->i[LINEAR_I_QUANT] = w->quant;

@@ -30,7 +30,7 @@ void build_gated(struct builder *b, const struct desc_mlp *m, struct ember_tenso
     o = build_linear_rows(b, EMBER_ROWS_TOKENS, x, slot, 0, b->model->slots[slot].dim[0],
                           bias == id ? none : build_weight(b, bias), inner);
     o->t[LINEAR_GATE_UP] = first;
-    o->t[LINEAR_OUT_X] = build_hand_over(b, inner, reader, b->inner_tmp);
+    o->t[LINEAR_OUT_X] = build_hand_over(b, inner, reader, b->inner_tmp, false)->to;
     o->i[LINEAR_I_GLU] = m->glu_interleaved ? EMBER_GLU_PAIRS : EMBER_GLU_HALVES;
     o->i[LINEAR_I_ACT] = m->act;
     o->f[LINEAR_F_LIMIT] = m->glu_limit;

@@ -79,17 +79,22 @@ struct ember_tensor build_narrow(struct ember_tensor t, uint32_t cols)
 
 void build_norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
                 const struct ember_tensor *delta, struct ember_tensor w, struct ember_tensor bias,
-                struct ember_tensor out, struct ember_tensor out_x)
+                struct ember_tensor out, const struct handed *to)
 {
     struct ember_op *o = build_op(b, EMBER_OP_NORM, rows);
     o->t[NORM_X] = x;
     o->t[NORM_W] = w;
     o->t[NORM_B] = bias;
     o->t[NORM_OUT] = out;
-    o->t[NORM_OUT_X] = out_x;
     o->i[NORM_I_KIND] = b->d->norm;
     o->f[NORM_F_EPS] = b->d->eps;
     o->f[NORM_F_W_BIAS] = b->d->norm_w_bias;
+    if (to) {
+        o->t[NORM_OUT_X] = to->to;
+        o->t[NORM_OUT_X_SCALE] = to->scale;
+        o->i[NORM_I_X_GROUP] = to->form.group;
+        o->i[NORM_I_X_TERMS] = to->form.terms;
+    }
     if (delta) {
         o->t[NORM_DELTA] = *delta;
         o->f[NORM_F_DELTA_SCALE] = b->d->residual_scale;

@@ -15,10 +15,10 @@ static struct ember_tensor sublayer_input(struct builder *b, enum layer_weight i
     struct ember_tensor w = build_weight(b, id);
     if (w.rank) {
         build_norm(b, EMBER_ROWS_TOKENS, b->x, pending ? &b->delta : NULL, w,
-                   build_weight(b, id + 1), b->h, build_hand_over(b, b->h, reader, b->x_tmp));
+                   build_weight(b, id + 1), b->h, build_hand_over(b, b->h, reader, b->x_tmp, true));
         return b->h;
     }
-    b->handed = w;
+    b->handed.x = w;
     if (pending)
         build_add(b, b->x, b->delta);
     return b->x;
@@ -29,7 +29,7 @@ static void sublayer_output(struct builder *b, enum layer_weight id)
     struct ember_tensor w = build_weight(b, id), none = {0};
     if (w.rank)
         build_norm(b, EMBER_ROWS_TOKENS, b->delta, NULL, w,
-                   b->d->norm_bias ? build_weight(b, id + 1) : none, b->delta, none);
+                   b->d->norm_bias ? build_weight(b, id + 1) : none, b->delta, NULL);
 }
 
 static bool same_form(const struct weight *a, const struct weight *b)

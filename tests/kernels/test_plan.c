@@ -247,6 +247,27 @@ static void make_quantised(struct ember_tensor h)
     o->i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
 }
 
+/* A norm hands integers over to a linear. */
+static void make_normed(struct ember_tensor x, struct ember_tensor h)
+{
+    struct ember_tensor x8, scale, out = s(T, D);
+    struct ember_op *o;
+    integer_linear(h, EMBER_QUANT_INT8, 64, 32, 2, true, out);
+    o = &plan->ops[plan->n_ops - 2]; /* instead of the quantize */
+    x8 = o->t[QUANTIZE_OUT];
+    scale = o->t[QUANTIZE_SCALE];
+    memset(o->t, 0, sizeof o->t);
+    memset(o->i, 0, sizeof o->i);
+    o->kind = EMBER_OP_NORM;
+    o->t[NORM_X] = x;
+    o->t[NORM_W] = w(1, D, 0, 0);
+    o->t[NORM_OUT] = h;
+    o->t[NORM_OUT_X] = x8;
+    o->t[NORM_OUT_X_SCALE] = scale;
+    o->i[NORM_I_X_GROUP] = 32;
+    o->i[NORM_I_X_TERMS] = 2;
+}
+
 /* A norm hands x over to a gated linear, and that to another. */
 static void make_gated(struct ember_tensor x, struct ember_tensor h, struct ember_tensor delta)
 {
@@ -336,6 +357,7 @@ static int setup(void **state)
     o->t[ADD_DELTA] = delta;
     make_quantised(h);
     make_gated(x, h, delta);
+    make_normed(x, h);
     make_moe(h, delta);
     make_head(x);
     plan->arena_bytes[EMBER_ARENA_WEIGHTS] = weights_at;
@@ -374,8 +396,8 @@ static void refused(uint32_t i, int slot, const char *how)
 
 static bool optional(uint16_t kind, int slot)
 {
-    return (kind == EMBER_OP_NORM &&
-            (slot == NORM_B || slot == NORM_DELTA || slot == NORM_OUT_X)) ||
+    return (kind == EMBER_OP_NORM && (slot == NORM_B || slot == NORM_DELTA || slot == NORM_OUT_X ||
+                                      slot == NORM_OUT_X_SCALE)) ||
            (kind == EMBER_OP_LINEAR &&
             (slot == LINEAR_B || slot == LINEAR_W_ZERO || slot == LINEAR_OUT_X)) ||
            (kind == EMBER_OP_SPLIT_NORM_ROPE && slot == SNR_ROPE) ||
@@ -550,6 +572,18 @@ static void test_handed_integers(void **state)
     uint32_t seen = 0;
     for (uint32_t i = 1; i < plan->n_ops; i++) {
         struct ember_op *o = &plan->ops[i], good = *o, *from = &plan->ops[i - 1], made = *from;
+        if (from->kind == EMBER_OP_NORM && from->t[NORM_OUT_X_SCALE].rank) {
+            seen++;
+            from->i[NORM_I_X_GROUP] = 64;
+            refused(i, LINEAR_X, "other groups");
+            *from = made;
+            o->t[LINEAR_X_SCALE].offset += EMBER_TILE_LINE;
+            refused(i, LINEAR_X_SCALE, "other scales");
+            *o = good;
+            from->rows = EMBER_ROWS_LOGITS;
+            refused(i, LINEAR_X, "other rows");
+            *from = made;
+        }
         if (from->kind != EMBER_OP_QUANTIZE || !o->i[LINEAR_I_X_READY])
             continue;
         seen++;
@@ -573,7 +607,7 @@ static void test_handed_integers(void **state)
         refused(i - 1, QUANTIZE_OUT, "several rows for each");
         *from = made;
     }
-    assert_true(seen >= 2);
+    assert_true(seen >= 3);
 }
 
 static void test_digest(void **state)

@@ -444,6 +444,68 @@ static void test_handed_over(void **ctx)
     handed_case(&forms[11], 9, 20, 16448, false); /* more of k than matrix tiles take */
 }
 
+/* A norm that hands integers over leaves what a norm and a quantize leave. */
+static void norm_case(const struct form *f, uint32_t rows, uint32_t K, uint32_t options)
+{
+    static const uint32_t counts[] = {0, 1, 3, 64};
+    struct kcase c;
+    struct ember_op norm, quantize, both;
+    kcase_start(&c, EMBER_OP_NORM, EMBER_ROWS_TOKENS, rows);
+    kcase_tensor(&c, NORM_X, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, rows, K, 0);
+    kcase_tensor(&c, NORM_W, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 1, K, 0, 0);
+    kcase_tensor(&c, NORM_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, K, 0);
+    if (options & 1)
+        kcase_tensor(&c, NORM_DELTA, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, K, 0);
+    memset(kcase_row(&c, NORM_X, rows / 2), 0, options & 2 ? K * sizeof(float) : 0);
+    handed_operands(&c, f, NORM_OUT_X, NORM_OUT_X_SCALE, rows, K);
+    c.op.i[NORM_I_KIND] = options & 1 ? EMBER_NORM_LAYER : EMBER_NORM_RMS;
+    c.op.i[NORM_I_X_GROUP] = f->x_group;
+    c.op.i[NORM_I_X_TERMS] = f->terms;
+    c.op.f[NORM_F_EPS] = 1e-5;
+    c.op.f[NORM_F_DELTA_SCALE] = 0.5;
+    norm = both = c.op;
+    norm.t[NORM_OUT_X].rank = norm.t[NORM_OUT_X_SCALE].rank = 0;
+    quantize = (struct ember_op){.kind = EMBER_OP_QUANTIZE, .rows = norm.rows};
+    quantize.t[QUANTIZE_X] = c.op.t[NORM_OUT];
+    quantize.t[QUANTIZE_OUT] = c.op.t[NORM_OUT_X];
+    quantize.t[QUANTIZE_SCALE] = c.op.t[NORM_OUT_X_SCALE];
+    quantize.i[QUANTIZE_I_GROUP] = f->x_group;
+    quantize.i[QUANTIZE_I_TERMS] = f->terms;
+    quantize.i[QUANTIZE_I_HAND_OVER] = 1;
+    for (enum cpu_isa isa = 0; isa < CPU_ISA_COUNT; isa++) {
+        const struct ember_tensor *room = &norm.t[NORM_OUT];
+        struct arenas want, got;
+        if (!cpu_isa_supported(isa))
+            continue;
+        kcase_chain(&c, &norm, &quantize, isa, 0, &want);
+        for (size_t i = 0; i < ARRAY_LEN(counts); i++) {
+            kcase_run(&c, &both, isa, NULL, counts[i], &got);
+            for (uint32_t r = 0; r < rows; r++) /* what is left of the floats means nothing */
+                memcpy(got.data[EMBER_ARENA_SCRATCH] + room->offset + r * room->row_stride,
+                       want.data[EMBER_ARENA_SCRATCH] + room->offset + r * room->row_stride,
+                       K * sizeof(float));
+            if (memcmp(want.data[EMBER_ARENA_SCRATCH], got.data[EMBER_ARENA_SCRATCH],
+                       want.len[EMBER_ARENA_SCRATCH]))
+                fail_msg("norm %s (%s): rows=%u K=%u options=%u, %u blocks: other bytes than norm "
+                         "and quantize leave",
+                         f->name, cpu_isa_name(isa), rows, K, options, counts[i]);
+            arenas_free(&got);
+        }
+        arenas_free(&want);
+    }
+    kcase_free(&c);
+}
+
+static void test_norm(void **ctx)
+{
+    static const uint32_t K[] = {1, 16, 33, 64, 100, 300};
+    static const uint32_t rows[] = {1, 2, 4, 5, 8, 9, 16, 17, 47};
+    for (size_t f = 0; f < ARRAY_LEN(forms); f++)
+        for (size_t k = 0; forms[f].terms && k < ARRAY_LEN(K); k++)
+            for (size_t r = 0; r < ARRAY_LEN(rows); r++)
+                norm_case(&forms[f], rows[r], K[k], (uint32_t)(k + r) % 4);
+}
+
 static void test_gated(void **ctx)
 {
     static const uint32_t K[] = {1, 33, 66, 129, 603};
@@ -465,7 +527,7 @@ int main(void)
         cmocka_unit_test(test_linear),  cmocka_unit_test(test_moe_linear),
         cmocka_unit_test(test_permute), cmocka_unit_test(test_quantize),
         cmocka_unit_test(test_embed),   cmocka_unit_test(test_handed_over),
-        cmocka_unit_test(test_gated),
+        cmocka_unit_test(test_gated),   cmocka_unit_test(test_norm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

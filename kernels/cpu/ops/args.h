@@ -47,7 +47,13 @@ enum {
     NRM_EPS,
     NRM_W_BIAS,
     NRM_DELTA_SCALE,
-    NRM_OUT_X /* x of linears over tiles instead of OUT, for more than one row; 0: none */
+    NRM_OUT_X, /* x of linears over tiles instead of OUT, for more than one row; 0: none */
+    /* norm_int: OUT_X and what follows are those of linear.int; rows of OUT are room */
+    NRM_OUT_X_STRIDE,
+    NRM_OUT_X_SCALE,
+    NRM_OUT_X_SCALE_STRIDE,
+    NRM_SEGMENT,
+    NRM_TERMS
 };
 
 /* add */

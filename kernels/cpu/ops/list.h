@@ -13,6 +13,7 @@
     X(embed_bf16, "embed.bf16", rows, BASE)                                                        \
     X(embed_tiles, "embed.tiles", rows, BASE)                                                      \
     X(norm, "norm", norm, ALL)                                                                     \
+    X(norm_int, "norm_int", norm, ALL)                                                             \
     X(add, "add", norm, ALL)                                                                       \
     X(linear_f32, "linear.f32", linear, BASE)                                                      \
     X(linear_f16, "linear.f16", linear, BASE)                                                      \

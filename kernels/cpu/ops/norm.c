@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * norm: x += delta_scale * delta, then each group of a row normalised; add: x += scale * delta.
- * Blocks split rows. Sums of a group: two accumulators a lane, even and odd vectors.
+ * norm: x += delta_scale * delta, then each group of a row normalised; norm_int: and that as
+ * integers, handed over; add: x += scale * delta. Blocks split rows, or those that are handed over
+ * together. Sums of a group: two accumulators a lane, even and odd vectors.
  */
 #include "kernels/cpu/ops/args.h"
+#include "kernels/cpu/ops/x_int.h"
 #include "kernels/cpu/simd.h"
 #if EMBER_ISA == 4
 #include "kernels/cpu/ops/x_tiles.h"
@@ -108,25 +110,58 @@ INLINE void norm_group(const uint64_t *args, const float *x, const struct norm_o
     }
 }
 
+/* Row r, to where `to` says. */
+INLINE void norm_row(const uint64_t *args, size_t D, size_t r, struct norm_out to)
+{
+    const size_t group = args[NRM_GROUP] ? args[NRM_GROUP] : D;
+    const char *delta = arg_pointer(args[NRM_DELTA]);
+    float *row = (float *)(arg_pointer(args[NRM_X]) + r * args[NRM_X_STRIDE]);
+    if (delta)
+        add_row(row, (const float *)(delta + r * args[NRM_DELTA_STRIDE]), D,
+                arg_float(args[NRM_DELTA_SCALE]));
+    for (; to.k < D; to.k += group)
+        norm_group(args, row + to.k, &to, group);
+}
+
 KERNEL(norm)
 {
-    const size_t D = NORM_D, group = args[NRM_GROUP] ? args[NRM_GROUP] : D;
-    const size_t rows = arg_rows(args);
-    char *x = arg_pointer(args[NRM_X]), *out = arg_pointer(args[NRM_OUT]);
-    const char *delta = arg_pointer(args[NRM_DELTA]);
+    const size_t D = NORM_D, rows = arg_rows(args);
+    char *out = arg_pointer(args[NRM_OUT]);
     struct range range = block_range(rows, block, n_blocks);
     for (size_t r = range.first; r < range.end; r++) {
-        float *row = (float *)(x + r * args[NRM_X_STRIDE]);
-        struct norm_out to = {.row = (float *)(out + r * args[NRM_OUT_STRIDE]),
-                              .x = rows > 1 ? arg_pointer(args[NRM_OUT_X]) : NULL,
-                              .K = D,
-                              .rows = rows,
-                              .r = r};
-        if (delta)
-            add_row(row, (const float *)(delta + r * args[NRM_DELTA_STRIDE]), D,
-                    arg_float(args[NRM_DELTA_SCALE]));
-        for (; to.k < D; to.k += group)
-            norm_group(args, row + to.k, &to, group);
+        const struct norm_out to = {.row = (float *)(out + r * args[NRM_OUT_STRIDE]),
+                                    .x = rows > 1 ? arg_pointer(args[NRM_OUT_X]) : NULL,
+                                    .K = D,
+                                    .rows = rows,
+                                    .r = r};
+        norm_row(args, D, r, to);
+    }
+}
+
+/* Rows of OUT are room for floats: a block takes its first ones over and over. */
+KERNEL(norm_int)
+{
+    const size_t D = NORM_D, rows = arg_rows(args);
+    const struct x_int to = {.x = arg_pointer(args[NRM_OUT_X]),
+                             .scale = arg_pointer(args[NRM_OUT_X_SCALE]),
+                             .x_stride = args[NRM_OUT_X_STRIDE],
+                             .scale_stride = args[NRM_OUT_X_SCALE_STRIDE],
+                             .n = rows,
+                             .K = D,
+                             .segment = args[NRM_SEGMENT],
+                             .terms = (int)args[NRM_TERMS],
+                             .form = x_int_form(rows, D)};
+    const size_t height = x_int_height(&to);
+    struct range range = block_range((rows + height - 1) / height, block, n_blocks);
+    char *room = arg_pointer(args[NRM_OUT]) + range.first * height * args[NRM_OUT_STRIDE];
+    for (size_t t = range.first; t < range.end; t++) {
+        const float *from[X_ROWS_MAX] = {NULL};
+        for (size_t i = 0; i < height && t * height + i < rows; i++) {
+            float *row = (float *)(room + i * args[NRM_OUT_STRIDE]);
+            norm_row(args, D, t * height + i, (struct norm_out){.row = row});
+            from[i] = row;
+        }
+        x_int_put(&to, t * height, from);
     }
 }
 
