@@ -157,6 +157,81 @@ INLINE void kv_key_column(char *out, enum ember_dtype dtype, const char *key, si
             out[d * page_size] = key[d];
 }
 
+#if VL == 16
+/* 16 words of 16 rows, one another's columns. */
+INLINE void kv_transpose(vi *v)
+{
+    vi a[16];
+    UNROLL
+    for (int i = 0; i < 16; i += 2) {
+        a[i] = _mm512_unpacklo_epi32(v[i], v[i + 1]);
+        a[i + 1] = _mm512_unpackhi_epi32(v[i], v[i + 1]);
+    }
+    UNROLL
+    for (int i = 0; i < 16; i += 4)
+        UNROLL
+    for (int j = 0; j < 2; j++) {
+        v[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + 2 + j]);
+        v[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + 2 + j]);
+    }
+    /* v[4 g + c] has of rows 4 g .. the columns c, 4 + c, 8 + c, 12 + c, four words each */
+    UNROLL
+    for (int c = 0; c < 4; c++) {
+        a[c] = _mm512_shuffle_i32x4(v[c], v[4 + c], 0x44);
+        a[4 + c] = _mm512_shuffle_i32x4(v[c], v[4 + c], 0xee);
+        a[8 + c] = _mm512_shuffle_i32x4(v[8 + c], v[12 + c], 0x44);
+        a[12 + c] = _mm512_shuffle_i32x4(v[8 + c], v[12 + c], 0xee);
+    }
+    UNROLL
+    for (int c = 0; c < 4; c++) {
+        v[c] = _mm512_shuffle_i32x4(a[c], a[8 + c], 0x88);
+        v[4 + c] = _mm512_shuffle_i32x4(a[c], a[8 + c], 0xdd);
+        v[8 + c] = _mm512_shuffle_i32x4(a[4 + c], a[12 + c], 0x88);
+        v[12 + c] = _mm512_shuffle_i32x4(a[4 + c], a[12 + c], 0xdd);
+    }
+}
+#endif
+
+/* n <= 16 keys of slots behind one another, narrowed, `apart` bytes from each to the next. */
+INLINE void kv_key_columns(char *out, enum ember_dtype dtype, const char *keys, size_t apart,
+                           size_t n, size_t dk, size_t page_size)
+{
+    const size_t size = kv_size(dtype);
+#if VL == 16
+    for (size_t d = 0; n > 3 && d < dk; d += 16) {
+        const __mmask16 columns = v_mask(V_LEFT(d, dk)), rows = v_mask(n);
+        vi v[16];
+        UNROLL
+        for (size_t i = 0; i < 16; i++) {
+            const char *at = keys + i * apart + d * size;
+            v[i] = vi_zero();
+            if (i >= n)
+                continue;
+            v[i] = size == 4   ? _mm512_maskz_loadu_epi32(columns, at)
+                   : size == 2 ? _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, at))
+                               : _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(columns, at));
+        }
+        kv_transpose(v);
+        UNROLL
+        for (size_t j = 0; j < 16; j++) {
+            char *to = out + (d + j) * page_size * size;
+            if (d + j >= dk)
+                continue;
+            if (size == 4)
+                _mm512_mask_storeu_epi32(to, rows, v[j]);
+            else if (size == 2)
+                _mm512_mask_cvtepi32_storeu_epi16(to, rows, v[j]);
+            else
+                _mm512_mask_cvtepi32_storeu_epi8(to, rows, v[j]);
+        }
+    }
+    if (n > 3)
+        return;
+#endif
+    for (size_t i = 0; i < n; i++)
+        kv_key_column(out + i * size, dtype, keys + i * apart, dk, page_size);
+}
+
 /*
  * Pages in tiles. A head's K (V) of a page of 16 tokens is as many bytes as in rows, of them 64 a
  * line:

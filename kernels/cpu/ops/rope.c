@@ -199,29 +199,6 @@ INLINE struct side split_side(const uint64_t *args, size_t w, size_t w_dtype, co
     return side;
 }
 
-/* K and V of token `slot` of a page, head `head`. */
-INLINE void kv_keep(const uint64_t *args, char *k_page, char *v_page, size_t head, size_t slot,
-                    const float *k, const float *v)
-{
-    const size_t dk = SPLIT_DK, dv = SPLIT_DV, page_size = args[SPL_PAGE_SIZE];
-    const size_t rows = args[SPL_KV_HEADS] * page_size, at = head * page_size + slot;
-    const enum ember_dtype dtype = (enum ember_dtype)args[SPL_KV_DTYPE];
-    char key[ATTENTION_DIM_MAX * sizeof(float)];
-#if VL == 16
-    if (args[SPL_KV_TILES]) {
-        const int terms = dtype == EMBER_F32 ? 2 : 1;
-        kv_key_tiles(k_page + head * page_size * dk * 2 * (size_t)terms, terms, slot, k, dk);
-        kv_value_tiles(v_page + head * page_size * dv * 2 * (size_t)terms, terms, slot, v, dv);
-        return;
-    }
-#endif
-    kv_narrow(k, dtype, dk, key, (float *)(k_page + kv_scales_at(rows * dk)) + at);
-    kv_key_column(k_page + (head * page_size * dk + slot) * kv_size(dtype), dtype, key, dk,
-                  page_size);
-    kv_narrow(v, dtype, dv, v_page + at * dv * kv_size(dtype),
-              (float *)(v_page + kv_scales_at(rows * dv)) + at);
-}
-
 /* What the heads of a row share. */
 struct split {
     const float *q, *k, *v, *rope;
@@ -250,16 +227,47 @@ INLINE struct split split_start(const uint64_t *args, size_t r)
         .k_side = split_side(args, SPL_K_NORM, SPL_K_NORM_DTYPE, k, kv_heads * dk)};
 }
 
-INLINE void split_kv_head(const uint64_t *args, const struct split *s, size_t h)
+#define RUN 16
+
+/* K and V of n rows of a page, head h. */
+INLINE void split_kv_head(const uint64_t *args, const struct split *s, size_t n, size_t h)
 {
-    const size_t dk = SPLIT_DK, dv = SPLIT_DV;
+    const size_t dk = SPLIT_DK, dv = SPLIT_DV, page_size = args[SPL_PAGE_SIZE];
+    const size_t rows = args[SPL_KV_HEADS] * page_size;
+    const enum ember_dtype dtype = (enum ember_dtype)args[SPL_KV_DTYPE];
     const vf v_scale = v_set(arg_float(args[SPL_V_SCALE]));
+    char *k_page = arg_pointer(args[SPL_K]) + s->page * args[SPL_K_PAGE_STRIDE];
+    char *v_page = arg_pointer(args[SPL_V]) + s->page * args[SPL_V_PAGE_STRIDE];
     float key[ATTENTION_DIM_MAX], value[ATTENTION_DIM_MAX];
-    split_head(args, &s->k_side, h, s->k + h * dk, key, s->rope);
-    for (size_t i = 0; i < dv; i += VL)
-        v_put(value + i, v_mul(v_scale, v_get(s->v + h * dv + i, V_LEFT(i, dv))), V_LEFT(i, dv));
-    kv_keep(args, arg_pointer(args[SPL_K]) + s->page * args[SPL_K_PAGE_STRIDE],
-            arg_pointer(args[SPL_V]) + s->page * args[SPL_V_PAGE_STRIDE], h, s->slot, key, value);
+    char keys[RUN * ATTENTION_DIM_MAX * sizeof(float)];
+    const size_t apart = dk * sizeof(float);
+    size_t first = 0; /* of keys whose slots follow one another */
+    for (size_t i = 0; i < n; i++) {
+        const size_t at = h * page_size + s[i].slot;
+        split_head(args, &s[i].k_side, h, s[i].k + h * dk, key, s[i].rope);
+        for (size_t d = 0; d < dv; d += VL)
+            v_put(value + d, v_mul(v_scale, v_get(s[i].v + h * dv + d, V_LEFT(d, dv))),
+                  V_LEFT(d, dv));
+#if VL == 16
+        if (args[SPL_KV_TILES]) {
+            const int terms = dtype == EMBER_F32 ? 2 : 1;
+            kv_key_tiles(k_page + h * page_size * dk * 2 * (size_t)terms, terms, s[i].slot, key,
+                         dk);
+            kv_value_tiles(v_page + h * page_size * dv * 2 * (size_t)terms, terms, s[i].slot, value,
+                           dv);
+            continue;
+        }
+#endif
+        kv_narrow(key, dtype, dk, keys + i * apart,
+                  (float *)(k_page + kv_scales_at(rows * dk)) + at);
+        kv_narrow(value, dtype, dv, v_page + at * dv * kv_size(dtype),
+                  (float *)(v_page + kv_scales_at(rows * dv)) + at);
+        if (i + 1 < n && s[i + 1].slot == s[i].slot + 1)
+            continue;
+        kv_key_columns(k_page + (h * page_size * dk + s[first].slot) * kv_size(dtype), dtype,
+                       keys + first * apart, apart, i + 1 - first, dk, page_size);
+        first = i + 1;
+    }
 }
 
 /* Whether row r goes to the page of the row before it. */
@@ -271,7 +279,6 @@ INLINE int split_follows(const uint64_t *args, size_t r)
 
 /* Rows that follow one another in a page share lines of K: one block does them all, the one that
  * the first belongs to, and a head of up to RUN of them before the next head. */
-#define RUN 16
 KERNEL(split_norm_rope)
 {
     const size_t rows = arg_rows(args), q_heads = args[SPL_Q_HEADS], dk = SPLIT_DK;
@@ -289,7 +296,6 @@ KERNEL(split_norm_rope)
                            split[n].rope);
         }
         for (size_t h = 0; h < args[SPL_KV_HEADS]; h++)
-            for (size_t i = 0; i < n; i++)
-                split_kv_head(args, &split[i], h);
+            split_kv_head(args, split, n, h);
     }
 }
