@@ -6,7 +6,9 @@
  * the lower one is unsigned itself.
  *
  * A tile is VNNI_M / terms rows, woven, against two panels, whose sums fill half the registers: for
- * 16 products there are 8 words of x and 2 lines of w to be loaded, and more would not keep up.
+ * 16 products there are 8 words of x and 2 lines of w to be loaded, and more would not keep up. Up
+ * to two tiles of rows go against one panel instead: w is what they wait for, and so it is used up
+ * as it comes.
  * What sums come to as floats waits in memory. Some of k at a time goes over all rows, so that its
  * part of the panels stays in the first-level cache, while each tile fetches a share of the next
  * part.
@@ -18,6 +20,8 @@
 
 #define VNNI_M 8              /* rows of a tile, of two terms half as many */
 #define VNNI_P 2              /* its panels; of one row, streams of memory */
+#define VNNI_ROWS 16          /* rows against one panel, of two terms half as many */
+#define VNNI_AHEAD 3072       /* bytes that their panel is fetched ahead */
 #define VNNI_STEP_K 512       /* of k at a time */
 #define VNNI_SEGMENTS 16      /* segments of them, at most */
 #define VNNI_SUMS 32768       /* segments of rows at a time, */
@@ -169,18 +173,21 @@ INLINE void vnni_panels(const int P, const struct panels *q, size_t p, size_t st
 
 /* ---- tiles ---- */
 
-/* A line of P panels against M rows: `codes` unsigned, `plain` as signed bytes; y: lower terms. */
+/* A line of P panels against M rows: `codes` unsigned, `plain` as signed bytes; y: lower terms. Of
+ * each tile of x, `tile` bytes apart, there are `rows`. */
 INLINE void vnni_line(const int M, const int P, const int terms, const vi *codes, const vi *plain,
-                      const char *x, const char *y, vi (*high)[VNNI_P], vi (*low)[VNNI_P])
+                      const char *x, const char *y, const size_t rows, const size_t tile,
+                      vi (*high)[VNNI_P], vi (*low)[VNNI_P])
 {
     UNROLL
     for (int m = 0; m < M; m++) {
-        const vi h = vi_set_at(x + m * 4);
+        const size_t at = (size_t)m / rows * tile + (size_t)m % rows * 4;
+        const vi h = vi_set_at(x + at);
         UNROLL
         for (int j = 0; j < P; j++)
             high[m][j] = vnni_dot(high[m][j], codes[j], h);
         if (terms == 2) {
-            const vi l = vi_set_at(y + m * 4);
+            const vi l = vi_set_at(y + at);
             UNROLL
             for (int j = 0; j < P; j++)
                 low[m][j] = vnni_dot(low[m][j], l, plain[j]);
@@ -194,22 +201,25 @@ struct vnni_fetch {
     size_t step;
 };
 
-/* k .. stop - 1 of M rows (of a tile: the first M of them) against P panels, added to acc
- * [M][P][16], which is not read where k is 0. four: of 4 bits. F lines are fetched for each. */
+/* k .. stop - 1 of M rows (of a tile, or of two: the first M of them) against P panels, added to
+ * acc [M][P][16], which is not read where k is 0. four: of 4 bits. F lines are fetched for each. */
 INLINE void vnni_tile(const int M, const int P, const int F, const int four, const int terms,
                       const struct panels *q, const struct vnni_w *w, const struct vnni_x *x,
                       size_t k, size_t stop, const struct vnni_fetch *fetch, float *acc)
 {
     const size_t step = M == 1 ? 4 : 4 * VNNI_M, rows = M == 1 ? 1 : (size_t)(VNNI_M / terms);
-    const char *y = x->x + (M == 1 ? EMBER_X8_COLUMNS(q->K) : 4 * rows);
+    const size_t half = EMBER_X8_COLUMNS(q->K), tile = VNNI_M * half;
+    const size_t sums = (q->K + q->segment - 1) / q->segment * rows; /* of a tile */
+    const char *y = x->x + (M == 1 ? half : 4 * rows);
     const vi flip = _mm512_set1_epi8((char)0x80), nibble = _mm512_set1_epi8(15);
     size_t done = 0; /* of what is fetched */
     for (size_t s = k / q->segment, end; k < stop; s++, k = end) {
-        vi high[VNNI_M][VNNI_P], low[VNNI_M][VNNI_P];
+        vi high[VNNI_ROWS][VNNI_P], low[VNNI_ROWS][VNNI_P];
         end = stop - k < q->segment ? stop : k + q->segment;
         UNROLL
         for (int m = 0; m < M; m++) {
-            vi begin = _mm512_set1_epi32(x->sums[s * rows + (size_t)m]);
+            const size_t row = (size_t)m / rows * sums + s * rows + (size_t)m % rows;
+            vi begin = _mm512_set1_epi32(x->sums[row]);
             __asm__("" : "+v"(begin)); /* loaded once for all panels */
             UNROLL
             for (int j = 0; j < P; j++) {
@@ -230,27 +240,28 @@ INLINE void vnni_tile(const int M, const int P, const int F, const int four, con
                 if (j < F)
                     __builtin_prefetch(fetch->at[j] + done);
             }
-            vnni_line(M, P, terms, codes, four ? codes : plain, x->x + at, y + at, high, low);
+            vnni_line(M, P, terms, codes, four ? codes : plain, x->x + at, y + at, rows, tile, high,
+                      low);
             if (!four)
                 continue;
             UNROLL
             for (int j = 0; j < P; j++)
                 codes[j] = vi_and(vi_srl16(plain[j], 4), nibble);
-            vnni_line(M, P, terms, codes, codes, x->x + at + 4 * step, y + at + 4 * step, high,
-                      low);
+            vnni_line(M, P, terms, codes, codes, x->x + at + 4 * step, y + at + 4 * step, rows,
+                      tile, high, low);
         }
         UNROLL
         for (int j = 0; j < P; j++) {
             const vf scale = v_load(w->scale[s - w->first][j]);
             UNROLL
             for (int m = 0; m < M; m++) {
+                const size_t row = (size_t)m / rows * sums + s * rows + (size_t)m % rows;
                 float *to = acc + (m * P + j) * VL;
                 vi sum = high[m][j];
                 if (terms == 2)
                     sum = vi_add(_mm512_slli_epi32(sum, 8), low[m][j]);
                 v_store(to, v_add(_mm512_maskz_load_ps(s ? 0xffff : 0, to),
-                                  v_mul(v_from_int(sum),
-                                        v_mul(v_set(x->scale[s * rows + (size_t)m]), scale))));
+                                  v_mul(v_from_int(sum), v_mul(v_set(x->scale[row]), scale))));
             }
         }
     }
@@ -264,13 +275,14 @@ INLINE size_t vnni_apart(const struct panels *q, size_t others)
 
 /* Products of gate and up to a row. Compiled once: each activation is here. */
 static __attribute__((noinline, unused)) void vnni_gated(const struct panels *q, size_t p,
-                                                         float *out, const float (*acc)[VL],
-                                                         const struct post *post, int stream)
+                                                         float *out, const float *gate,
+                                                         const float *up, const struct post *post,
+                                                         int stream)
 {
     const size_t n = p * EMBER_PANEL, I = q->gate->panels * EMBER_PANEL;
-    const vf v = glu_value(post_value(v_load(acc[0]), n, VL, post),
-                           post_value(v_load(acc[1]), I + n, VL, post), q->gate->act,
-                           q->gate->limit, q->gate->alpha);
+    const vf v =
+        glu_value(post_value(v_load(gate), n, VL, post), post_value(v_load(up), I + n, VL, post),
+                  q->gate->act, q->gate->limit, q->gate->alpha);
     if (stream)
         _mm512_stream_ps(out + n, v);
     else
@@ -304,7 +316,7 @@ INLINE void vnni_one(const int four, const int terms, const struct panels *q,
                 vnni_tile(1, 1, 1, four, terms, q, &w, x, k, stop, &fetch, acc[0]);
         }
         if (q->gate)
-            vnni_gated(q, p, out, (const float(*)[VL])acc, post, 0);
+            vnni_gated(q, p, out, acc[0], acc[1], post, 0);
         for (size_t j = 0; !q->gate && j < n; j++) {
             vf v = v_load(acc[j]);
             panel_put(q, p + j * streams, out, &v, post);
@@ -320,9 +332,7 @@ INLINE void vnni_pair(const int four, const int terms, const struct panels *q,
 {
     const size_t M = (size_t)(VNNI_M / terms), half = EMBER_X8_COLUMNS(q->K);
     const size_t segments = (q->K + q->segment - 1) / q->segment, step = vnni_step(q);
-    const size_t line = four ? 8 : 16;
-    /* Up to two tiles are as quick by halves, and there are two of them to fetch then. */
-    const size_t m = n <= M ? M / 2 : M, tiles = (n + m - 1) / m;
+    const size_t line = four ? 8 : 16, tiles = (n + M - 1) / M;
     const size_t share = (tiles + VNNI_P - 1) / VNNI_P; /* tiles that fetch from one panel */
     for (size_t k = 0, stop; k < q->K; k = stop) {
         struct vnni_w w;
@@ -330,28 +340,59 @@ INLINE void vnni_pair(const int four, const int terms, const struct panels *q,
         vnni_panels(VNNI_P, q, p, vnni_apart(q, 1), last, k, stop, &w);
         const size_t next = stop < q->K ? stop * line : (q->gate ? 1 : VNNI_P) * q->panel_bytes;
         const size_t bytes = (stop - k) * line;
-        for (size_t i = 0, tile = 0; i < n; i += m, tile++) {
-            const struct vnni_x of = {x->x + i / M * M * half * (size_t)terms + i % M * 4,
-                                      x->scale + i / M * M * segments + i % M,
-                                      x->sums + i / M * M * segments + i % M};
-            struct vnni_fetch fetch = {.step = EMBER_TILE_LINE / share};
-            for (size_t j = 0; j < VNNI_P; j++)
-                fetch.at[j] = w.w[(tile + j) % VNNI_P] + next + tile / VNNI_P * bytes / share;
-            if (m == M && n - i > M / 2)
+        for (size_t i = 0, tile = 0; i < n; i += M, tile++) {
+            const struct vnni_x of = {x->x + i * half * (size_t)terms, x->scale + i * segments,
+                                      x->sums + i * segments};
+            const struct vnni_fetch fetch = {
+                {w.w[tile % VNNI_P] + next + tile / VNNI_P * bytes / share},
+                EMBER_TILE_LINE / share};
+            if (n - i > M / 2)
                 vnni_tile((int)(VNNI_M / terms), VNNI_P, 1, four, terms, q, &w, &of, k, stop,
                           &fetch, acc[i][0]);
             else
-                vnni_tile((int)(VNNI_M / terms / 2), VNNI_P, VNNI_P, four, terms, q, &w, &of, k,
-                          stop, &fetch, acc[i][0]);
-            for (size_t at = i; stop == q->K && at < n && at < i + m; at++)
+                vnni_tile((int)(VNNI_M / terms / 2), VNNI_P, 1, four, terms, q, &w, &of, k, stop,
+                          &fetch, acc[i][0]);
+            for (size_t at = i; stop == q->K && at < n && at < i + M; at++)
                 if (q->gate)
-                    vnni_gated(q, p, rows->out[r + at], (const float(*)[VL])acc[at], post,
-                               rows->stream);
+                    vnni_gated(q, p, rows->out[r + at], acc[at][0], acc[at][1], post, rows->stream);
                 else
                     for (size_t j = 0; j < VNNI_P && p + j <= last; j++)
                         panel_line(q, p + j, rows->out[r + at], v_load(acc[at][j]), post,
                                    rows->stream);
         }
+    }
+}
+
+/* The first n rows of one or two tiles, M of which are computed, against panel p, to acc. */
+INLINE void vnni_panel(const int M, const int four, const int terms, const struct panels *q,
+                       const struct vnni_x *x, size_t p, float (*acc)[VL])
+{
+    const size_t step = vnni_step(q), line = four ? 8 : 16;
+    for (size_t k = 0, stop; k < q->K; k = stop) {
+        struct vnni_fetch fetch = {.step = EMBER_TILE_LINE};
+        struct vnni_w w;
+        stop = q->K - k < step ? q->K : k + step;
+        vnni_panels(1, q, p, 1, p, k, stop, &w);
+        fetch.at[0] = w.w[0] + k * line + VNNI_AHEAD;
+        vnni_tile(M, 1, 1, four, terms, q, &w, x, k, stop, &fetch, acc[0]);
+    }
+}
+
+/* n rows from r on, of one or two tiles and at most M, against some panels. */
+INLINE void vnni_few(const int M, const int four, const int terms, const struct panels *q,
+                     const struct vnni_x *x, const struct panel_rows *rows, size_t r, size_t n,
+                     struct range panels, const struct post *post)
+{
+    for (size_t p = panels.first; p < panels.end; p++) {
+        _Alignas(64) float acc[2][VNNI_ROWS][VL];
+        vnni_panel(M, four, terms, q, x, p, acc[0]);
+        if (q->gate)
+            vnni_panel(M, four, terms, q, x, p + q->gate->panels, acc[1]);
+        for (size_t i = 0; i < n; i++)
+            if (q->gate)
+                vnni_gated(q, p, rows->out[r + i], acc[0][i], acc[1][i], post, rows->stream);
+            else
+                panel_line(q, p, rows->out[r + i], v_load(acc[0][i]), post, rows->stream);
     }
 }
 
@@ -422,8 +463,15 @@ INLINE void vnni_rows(const int four, const int terms, const struct panels *q,
             continue;
         }
         const size_t last = q->gate ? 2 * q->gate->panels - 1 : panels.end - 1;
-        for (size_t p = panels.first; p < panels.end; p += q->gate ? 1 : VNNI_P)
-            vnni_pair(four, terms, q, &x, rows, r, n, p, last, acc, post);
+        if (n * (size_t)terms <= VNNI_ROWS / 4)
+            vnni_few(VNNI_ROWS / 4 / terms, four, terms, q, &x, rows, r, n, panels, post);
+        else if (n * (size_t)terms <= VNNI_ROWS / 2)
+            vnni_few(VNNI_ROWS / 2 / terms, four, terms, q, &x, rows, r, n, panels, post);
+        else if (n * (size_t)terms <= VNNI_ROWS)
+            vnni_few(VNNI_ROWS / terms, four, terms, q, &x, rows, r, n, panels, post);
+        else
+            for (size_t p = panels.first; p < panels.end; p += q->gate ? 1 : VNNI_P)
+                vnni_pair(four, terms, q, &x, rows, r, n, p, last, acc, post);
         if (rows->stream)
             _mm_sfence();
     }
