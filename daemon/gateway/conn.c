@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include "base/clock.h"
 #include "base/fd.h"
@@ -520,17 +519,11 @@ static void on_event(struct bufferevent *bev, short what, void *arg)
 int conn_new(struct gw_model *model, const char *id, const char *token, const char *path,
              struct conn **ret, struct error *err)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct timeval limit = {10, 0};
-    _cleanup_fd_ int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    _cleanup_fd_ int fd = fd_connect(path, SOCK_NONBLOCK, err);
 
     if (fd < 0)
-        return error_sys(err, errno, "socket");
-    if (strlen(path) >= sizeof address.sun_path)
-        return error_set(err, ENAMETOOLONG, "%s: too long for a socket's path", path);
-    strcpy(address.sun_path, path);
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0)
-        return error_sys(err, errno, "%s", path);
+        return fd;
     struct bufferevent *bev = bufferevent_socket_new(
         model->gw->base, fd, BEV_OPT_CLOSE_ON_FREE | BEV_OPT_DEFER_CALLBACKS);
     if (!bev)
