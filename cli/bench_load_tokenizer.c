@@ -16,7 +16,7 @@
 #include "cli/measure.h"
 #include "cli/output.h"
 #include "engine/tokenizer.h"
-#include "model/pack.h"
+#include "model/pack/pack.h"
 
 #define PARSES 3
 #define MAPS 25

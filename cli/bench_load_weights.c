@@ -23,7 +23,7 @@
 #include "cli/measure.h"
 #include "cli/output.h"
 #include "engine/load.h"
-#include "model/pack.h"
+#include "model/pack/pack.h"
 
 #define RUNS 3
 #define DISK_BYTES GIB /* of the limit's measurement, at most */

@@ -13,7 +13,7 @@
 #include "cli/quant_report.h"
 #include "engine/load.h"
 #include "engine/packs.h"
-#include "model/pack.h"
+#include "model/pack/pack.h"
 
 static int on_progress(void *ctx, uint64_t done, uint64_t total, const char *phase)
 {

@@ -4,7 +4,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "model/quantize_rules.h"
+#include "model/quant/rules.h"
 
 /* "PATTERN=q8" as the line "q8=PATTERN". */
 static int add_for(struct buffer *text, const char *option, struct error *err)

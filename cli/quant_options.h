@@ -19,7 +19,7 @@
     }
 
 /*
- * The rules as text (model/quantize_rules.h), checked; *ret is "" when --quant is not given or
+ * The rules as text (model/quant/rules.h), checked; *ret is "" when --quant is not given or
  * none, and the caller's. -EINVAL: a pattern without --quant, or a malformed one.
  */
 int cli_quant(const struct verb_call *call, char **ret, struct error *err);

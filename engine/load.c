@@ -18,8 +18,8 @@
 #include "base/mem.h"
 #include "engine/load_private.h"
 #include "engine/packs.h"
-#include "model/convert.h"
-#include "model/pack.h"
+#include "model/quant/convert.h"
+#include "model/pack/pack.h"
 
 #define CHUNK_BYTES (512u * 1024) /* fits the second-level cache, twice */
 

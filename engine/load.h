@@ -17,13 +17,13 @@
 #include "base/digest.h"
 #include "base/error.h"
 #include "model/model.h"
-#include "model/pack.h"
+#include "model/pack/pack.h"
 
 struct load_options {
     uint32_t threads;  /* 0: one a processor, at most 8 */
     uint64_t rate;     /* bytes a second at most; 0: no limit */
     const char *packs; /* folder where a checkpoint's pack may be (engine/packs.h); NULL: none */
-    const char *quant; /* what to quantise (model/quantize_rules.h); NULL or "": nothing */
+    const char *quant; /* what to quantise (model/quant/rules.h); NULL or "": nothing */
     /* Called once, when the checkpoint has been checked and its size is known; non-zero refuses
      * (a negative errno, with the text in err). May be NULL. */
     int (*admit)(void *ctx, const struct model_info *info, uint64_t bytes, struct error *err);
@@ -56,7 +56,7 @@ struct loaded {
  * Loads the checkpoint in `path`, or the pack that `path` is; *ret's descriptors are the caller's
  * (loaded_close). A pack of options->packs that is the checkpoint's is read instead of it, and
  * the checkpoint instead of a pack that cannot be used. Errors: those of opening, describing and
- * laying out the checkpoint (model/checkpoint.h, model/model.h, model/pack.h), what `admit`
+ * laying out the checkpoint (model/checkpoint.h, model/model.h, model/pack/pack.h), what `admit`
  * returned, -EINVAL (a quant that is malformed, matches nothing, or asked of a pack), -ECANCELED,
  * -ENOMEM, -ENOSPC (no memory behind the memfd), -EIO.
  */

@@ -17,7 +17,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/fd.h"
-#include "model/pack.h"
+#include "model/pack/pack.h"
 
 #define PIECE (512u * 1024)     /* fits the second-level cache, twice */
 #define PIECE_DIRECT (1u << 20) /* enough for a disk to be busy with */

@@ -12,7 +12,7 @@
 #include "base/error.h"
 #include "engine/load.h"
 #include "model/checkpoint.h"
-#include "model/pack.h"
+#include "model/pack/pack.h"
 
 /* Where the pack of a checkpoint, quantised as `quant` says (NULL or "": not), is or would be; the
  * caller frees. */

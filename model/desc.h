@@ -82,7 +82,7 @@ struct desc_layer {
     uint8_t attn, mlp;
 };
 
-/* How a checkpoint stores quantised matrices; quant.c has each form's tensors. */
+/* How a checkpoint stores quantised matrices; quant/quant.c has each form's tensors. */
 enum quant_method {
     QUANT_NONE,
     QUANT_AWQ,       /* AutoAWQ, "gemm" */

@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/convert.h"
-#include "model/quantize.h"
+#include "model/quant/convert.h"
+#include "model/quant/quantize.h"
 
 #define TENSOR_ALIGN 64
 #define PAGE_ALIGN 4096

@@ -23,7 +23,7 @@
 #include "base/mem.h"
 #include "kernels/plan.h"
 #include "model/checkpoint.h"
-#include "model/quantize_rules.h"
+#include "model/quant/rules.h"
 
 #define MODEL_EOS_MAX 8
 #define MODEL_PROBE_ROWS 256 /* vocabulary entries that the head's probe covers */
@@ -79,7 +79,7 @@ const struct model_info *model_info(const struct model *model);
 /*
  * The family of layouts that this build makes: how the bytes of a resident tensor are ordered. To
  * be changed with whatever makes the bytes of an arena of the same shapes differ; packs of another
- * family are not read (model/pack.h).
+ * family are not read (model/pack/pack.h).
  */
 #define WEIGHTS_FAMILY "tiles.3"
 /* Changes when quantising makes other numbers of the same weights and rules: part of a pack's name
@@ -95,7 +95,7 @@ struct weight_source {
     /* Not 0: the checkpoint stores matrices [rows, columns] that are kept transposed, as [columns,
      * rows]. */
     uint32_t rows, columns;
-    /* Of a quantised tensor: how stored bytes become kept ones; see model/convert.h. */
+    /* Of a quantised tensor: how stored bytes become kept ones; see model/quant/convert.h. */
     uint8_t convert, size;
     uint32_t row_bytes, group, block_rows;
     /* Name of the tensor of group numbers by which columns are sorted, or NULL. */

@@ -140,7 +140,7 @@ uint64_t weight_rows(const struct weight *w);
 /* Chooses the layout of a weight of known form, and its row_bytes from those in rows. */
 void weight_choose_layout(const struct model *model, uint32_t slot, struct weight *w);
 
-/* ---- quantised slots (quant.c) ---- */
+/* ---- quantised slots (quant/quant.c) ---- */
 
 /* Reads quantization_config; -ENOTSUP names what is not known. Absent: method QUANT_NONE. */
 void quant_read(struct config *config, struct desc_quant *ret);
@@ -162,7 +162,7 @@ int quant_sources(const struct model *model, const struct slot *slot, const stru
 /* How many sources a slot of this form has. */
 uint32_t quant_source_count(const struct slot *slot, const struct slot_form *form);
 
-/* ---- slots that are quantised while they are loaded (quant_made.c) ---- */
+/* ---- slots that are quantised while they are loaded (quant/made.c) ---- */
 
 /* Gives slots the forms that the rules ask for. `dir` is named in errors. */
 int quant_make_forms(const struct model *model, const struct quantize_rules *rules,

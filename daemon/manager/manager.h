@@ -35,7 +35,7 @@
 #include "proto/grpc/server.h"
 #include "scheduler/pool.h"
 #include "model/model.h"
-#include "model/pack.h"
+#include "model/pack/pack.h"
 
 #define MGR_NAME_MAX 128                       /* bytes of a model's name */
 #define MGR_HOLDER_MAX 128                     /* bytes of a lease holder's name */

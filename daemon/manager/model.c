@@ -11,7 +11,7 @@
 #include "base/utf8.h"
 #include "daemon/manager/manager.h"
 #include "kernels/plan.h"
-#include "model/quantize_rules.h"
+#include "model/quant/rules.h"
 
 #define KV_BYTES_MOST (512 * MIB)
 #define KV_TOKENS_DEFAULT 8192 /* of an instance when kv_bytes is not configured */

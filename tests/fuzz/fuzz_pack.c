@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "model/pack_private.h"
+#include "model/pack/internal.h"
 
 #define FILE_MOST (64 * MIB)
 

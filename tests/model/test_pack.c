@@ -15,7 +15,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/fd.h"
-#include "model/pack_private.h"
+#include "model/pack/internal.h"
 
 #define MODEL SOURCE_ROOT "/models/ember-tiny"
 

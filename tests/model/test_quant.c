@@ -15,7 +15,7 @@
 #include <cmocka.h>
 
 #include "base/fd.h"
-#include "model/convert.h"
+#include "model/quant/convert.h"
 #include "model/model_private.h"
 
 #define GOLDENS SOURCE_ROOT "/tests/goldens/"

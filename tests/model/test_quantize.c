@@ -15,9 +15,9 @@
 #include <cmocka.h>
 
 #include "base/mem.h"
-#include "model/quantize.h"
-#include "model/quantize_rules.h"
-#include "model/quantize_search.h"
+#include "model/quant/quantize.h"
+#include "model/quant/rules.h"
+#include "model/quant/search.h"
 
 #define K_MAX 512
 

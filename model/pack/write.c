@@ -5,7 +5,7 @@
  * holds a flock(2) on PATH.part, which the kernel releases when it dies. Data is on disk before the
  * header says PACK_WHOLE, and that before the file gets its name.
  */
-#include "model/pack_private.h"
+#include "model/pack/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>

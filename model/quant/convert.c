@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/convert.h"
+#include "model/quant/convert.h"
 
 #include <errno.h>
 #include <string.h>

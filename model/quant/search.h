@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The search of a group's scale, compiled once for each of two instruction sets: quantize.c alone
  * includes this. */
-#ifndef EMBER_MODEL_QUANTIZE_SEARCH_H
-#define EMBER_MODEL_QUANTIZE_SEARCH_H
+#ifndef EMBER_MODEL_QUANT_SEARCH_H
+#define EMBER_MODEL_QUANT_SEARCH_H
 
 #include <stdbool.h>
 #include <stdint.h>

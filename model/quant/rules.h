@@ -13,8 +13,8 @@
  * straight into the logits; and so do matrices of fewer than 2^19 values: in a large model they are
  * a small part of the bytes, and a model that has no larger ones has none to spare.
  */
-#ifndef EMBER_MODEL_QUANTIZE_RULES_H
-#define EMBER_MODEL_QUANTIZE_RULES_H
+#ifndef EMBER_MODEL_QUANT_RULES_H
+#define EMBER_MODEL_QUANT_RULES_H
 
 #include "base/error.h"
 #include "base/mem.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/quantize_rules.h"
+#include "model/quant/rules.h"
 
 #include <errno.h>
 #include <string.h>

@@ -5,8 +5,8 @@
  * the stored forms are from their projects' own documentation: AutoAWQ, AutoGPTQ and GPTQModel,
  * compressed-tensors, the OCP MX and FP8 specifications.
  */
-#ifndef EMBER_MODEL_CONVERT_H
-#define EMBER_MODEL_CONVERT_H
+#ifndef EMBER_MODEL_QUANT_CONVERT_H
+#define EMBER_MODEL_QUANT_CONVERT_H
 
 #include "model/model.h"
 
@@ -25,7 +25,7 @@ enum source_convert {
     CONVERT_ZERO_AWQ,  /* i32 [G, N / 8] in AWQ's order */
     CONVERT_ZERO_GPTQ, /* i32 [G, N / 8], nibble i of a word: column i; `size` is added */
     CONVERT_ORDER,     /* i32 [K] group numbers; kept: the columns sorted by them */
-    /* Quantised here, from a plain matrix [N, K] (quant_made.c); codes and scales read the same
+    /* Quantised here, from a plain matrix [N, K] (made.c); codes and scales read the same
        tensor. */
     CONVERT_MADE_INT8,
     CONVERT_MADE_INT4,

@@ -12,8 +12,8 @@
  * the group and no second rounding. The winner's scale is rounded to f16 and the codes are those
  * nearest to it.
  */
-#ifndef EMBER_MODEL_QUANTIZE_H
-#define EMBER_MODEL_QUANTIZE_H
+#ifndef EMBER_MODEL_QUANT_QUANTIZE_H
+#define EMBER_MODEL_QUANT_QUANTIZE_H
 
 #include <stdint.h>
 

@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <string.h>
 
-#include "model/convert.h"
+#include "model/quant/convert.h"
 
 #define ALIGN 64
 

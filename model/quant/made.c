@@ -13,8 +13,8 @@
 #include <pthread.h>
 #include <string.h>
 
-#include "model/convert.h"
-#include "model/quantize.h"
+#include "model/quant/convert.h"
+#include "model/quant/quantize.h"
 
 #define SMALL 1024      /* values; smaller matrices are not worth an error */
 #define FEW (1u << 19)  /* smaller ones are q8 under q4: in a large model they are few bytes */

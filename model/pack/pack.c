@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/pack_private.h"
+#include "model/pack/internal.h"
 
 #include <stdio.h>
 #include <string.h>

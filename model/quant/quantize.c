@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "model/quantize.h"
+#include "model/quant/quantize.h"
 
 #include <errno.h>
 #include <math.h>
 #include <string.h>
 
 #include "base/mem.h"
-#include "model/quantize_search.h"
+#include "model/quant/search.h"
 
 #define F16_MAX 65504.0f
 #define TINY 1e-30f /* no f16 scale is that small */

@@ -4,7 +4,7 @@
  * and, for AVX2, name_avx2; no multiplication and addition are ever fused (-ffp-contract=off), so
  * both give the same bits.
  */
-#include "model/quantize_search.h"
+#include "model/quant/search.h"
 
 #ifndef QUANTIZE_SUFFIX
 #error "QUANTIZE_SUFFIX is not set"

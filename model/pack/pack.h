@@ -8,8 +8,8 @@
  * A pack says which family of layouts its bytes are of (WEIGHTS_FAMILY). A reader that does not
  * know the family says so by -ESTALE, and the caller goes back to the checkpoint.
  */
-#ifndef EMBER_MODEL_PACK_H
-#define EMBER_MODEL_PACK_H
+#ifndef EMBER_MODEL_PACK_PACK_H
+#define EMBER_MODEL_PACK_PACK_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the writer and the reader of packs share: the structures of docs/pack-format.md. */
-#ifndef EMBER_MODEL_PACK_PRIVATE_H
-#define EMBER_MODEL_PACK_PRIVATE_H
+#ifndef EMBER_MODEL_PACK_INTERNAL_H
+#define EMBER_MODEL_PACK_INTERNAL_H
 
-#include "model/pack.h"
+#include "model/pack/pack.h"
 
 #define PACK_MAGIC 0x504b4d45u /* "EMKP" */
 #define PACK_VERSION 1

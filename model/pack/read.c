@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reading packs: nothing in the file is trusted. */
-#include "model/pack_private.h"
+#include "model/pack/internal.h"
 
 #include <errno.h>
 #include <fcntl.h>
