@@ -41,12 +41,12 @@ int bench_take_launch(void *sink, const struct ember_launch *from)
     struct launches *all = sink;
     if (from->n_args > MAX_ARGS || all->n == MAX_LAUNCHES)
         return -E2BIG;
-    struct launch *to = &all->list[all->n++];
-    memcpy(to->kernel, from->kernel, sizeof(to->kernel));
-    memcpy(to->spec, from->spec, sizeof(to->spec));
-    memcpy(to->grid, from->grid, sizeof(to->grid));
-    memcpy(to->args, from->args, from->n_args * sizeof(*to->args));
-    to->n_args = from->n_args;
+    struct launch to = {.n_args = from->n_args};
+    snprintf(to.kernel, sizeof(to.kernel), "%s", from->kernel);
+    snprintf(to.spec, sizeof(to.spec), "%s", from->spec);
+    memcpy(to.grid, from->grid, sizeof(to.grid));
+    memcpy(to.args, from->args, from->n_args * sizeof(*to.args));
+    all->list[all->n++] = to;
     return 0;
 }
 
