@@ -490,7 +490,8 @@ static int lower_linear(struct lowering *l)
     if (op->i[LINEAR_I_X_READY] && l->isa == CPU_ISA_VNNI) /* or takes two panels at once */
         units = (op->i[LINEAR_I_GLU] ? panels : (panels + 1) / 2) * ((rows + 127) / 128);
     blocks(l, units, (double)rows * w->dim[0] * K);
-    return op->i[LINEAR_I_GLU] ? 0 : hand_over(l, LINEAR_OUT, LINEAR_OUT_X);
+    const bool handed = tiles && op->i[LINEAR_I_GLU]; /* where it is gated */
+    return handed ? 0 : hand_over(l, LINEAR_OUT, LINEAR_OUT_X);
 }
 
 static int lower_rope_table(struct lowering *l)

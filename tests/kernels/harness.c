@@ -231,11 +231,11 @@ static int note_names(void *p, const struct ember_launch *launch)
     return 0;
 }
 
-void kcase_launch(const struct ember_op *op, char kernel[32], char spec[96])
+void kcase_launch(const struct ember_op *op, enum cpu_isa isa, char kernel[32], char spec[96])
 {
     struct ember_backend_error error = {""};
     struct launch_names names = {kernel, spec};
-    assert_int_equal(cpu_lower(CPU_ISA_BASELINE, op, note_names, &names, &error), 0);
+    assert_int_equal(cpu_lower(isa, op, note_names, &names, &error), 0);
 }
 
 /* ---- comparing ---- */

@@ -73,7 +73,8 @@ void arenas_free(struct arenas *a);
  */
 void kcase_check(struct kcase *c, const char *what);
 
-/* The kernel and specialisation that an op lowers to. */
-void kcase_launch(const struct ember_op *op, char kernel[32], char spec[96]);
+/* The kernel and specialisation that an op lowers to on isa, whether this processor has it or not;
+ * of several the last. */
+void kcase_launch(const struct ember_op *op, enum cpu_isa isa, char kernel[32], char spec[96]);
 
 #endif

@@ -521,13 +521,47 @@ static void test_gated(void **ctx)
     handed_case(&forms[10], 520, 1056, 64, true); /* more than caches hold */
 }
 
+/* What reads the output of a gated linear over integers may be one over bf16. */
+static void test_gated_for_bf16(void **ctx)
+{
+    const uint32_t N = 64, K = 100;
+    for (uint32_t rows = 1; rows < 20; rows++)
+        for (int out_x = 0; out_x < 2; out_x++) {
+            const struct form *f = &forms[rows % 2 ? 10 : 0];
+            char kernel[32], spec[96];
+            struct kcase c;
+            kcase_start(&c, EMBER_OP_LINEAR, EMBER_ROWS_TOKENS, rows);
+            handed_operands(&c, f, LINEAR_X, LINEAR_X_SCALE, rows, K);
+            quant_operands(&c, f, LINEAR_W, LINEAR_W_SCALE, LINEAR_W_ZERO, 0, N, K);
+            kcase_tensor(&c, LINEAR_GATE_UP, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, N, 0);
+            kcase_tensor(&c, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, N / 2, 0);
+            if (out_x)
+                kcase_tensor(&c, LINEAR_OUT_X, EMBER_ARENA_SCRATCH, EMBER_U8, 1, 2, rows,
+                             (uint32_t)EMBER_X_TMP_BYTES(N / 2), 0);
+            c.op.i[LINEAR_I_QUANT] = f->quant;
+            c.op.i[LINEAR_I_GROUP] = group_of(f, K);
+            c.op.i[LINEAR_I_LAYOUT] = EMBER_LAYOUT_TILES;
+            c.op.i[LINEAR_I_K] = K;
+            c.op.i[LINEAR_I_X_GROUP] = f->x_group;
+            c.op.i[LINEAR_I_X_TERMS] = f->terms;
+            c.op.i[LINEAR_I_X_READY] = 1;
+            c.op.i[LINEAR_I_GLU] = EMBER_GLU_HALVES;
+            kcase_launch(&c.op, CPU_ISA_AMX, kernel, spec);
+            if ((strcmp(kernel, "x_tiles") == 0) != out_x)
+                fail_msg("%u rows, %s: the last launch is %s", rows,
+                         out_x ? "handed over" : "not handed over", kernel);
+            kcase_free(&c);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_linear),  cmocka_unit_test(test_moe_linear),
-        cmocka_unit_test(test_permute), cmocka_unit_test(test_quantize),
-        cmocka_unit_test(test_embed),   cmocka_unit_test(test_handed_over),
-        cmocka_unit_test(test_gated),   cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_linear),         cmocka_unit_test(test_moe_linear),
+        cmocka_unit_test(test_permute),        cmocka_unit_test(test_quantize),
+        cmocka_unit_test(test_embed),          cmocka_unit_test(test_handed_over),
+        cmocka_unit_test(test_gated),          cmocka_unit_test(test_norm),
+        cmocka_unit_test(test_gated_for_bf16),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

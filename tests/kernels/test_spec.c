@@ -65,7 +65,7 @@ static void compare(struct kcase *c, const char *spec)
 {
     char kernel[32], lowered[96], name[32];
     enum cpu_isa isa = cpu_isa_best();
-    kcase_launch(&c->op, kernel, lowered);
+    kcase_launch(&c->op, CPU_ISA_BASELINE, kernel, lowered);
     if (*lowered)
         assert_string_equal(lowered, spec);
     void *so = build(kernel, isa, spec);
