@@ -151,8 +151,8 @@ enum ember_route { EMBER_ROUTE_SOFTMAX, EMBER_ROUTE_SIGMOID, EMBER_ROUTE_TOPK_SO
  *
  * The sum is exact in 32 bits, the four float operations are each rounded to float32: every body
  * gives the same bits. X_GROUP is a multiple of 32 and divides group, where that is below K; one
- * segment asks for group >= K <= EMBER_INT8_K_MAX; with two terms X_GROUP is at most
- * EMBER_INT16_GROUP_MAX.
+ * segment asks for group >= K; with two terms X_GROUP is at most EMBER_INT16_GROUP_MAX. K is at
+ * most EMBER_INT8_K_MAX.
  *
  * Small floats. FP8 and FP4 are multiplied with float x.
  *

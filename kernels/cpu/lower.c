@@ -387,7 +387,7 @@ static bool gates(const struct lowering *l)
     if (op->i[LINEAR_I_GLU] != EMBER_GLU_HALVES || op->t[LINEAR_W].dim[0] % (2 * EMBER_PANEL))
         return false;
     if (op->t[LINEAR_X_SCALE].rank)
-        return op->i[LINEAR_I_X_READY] && op->i[LINEAR_I_K] <= X_WOVEN_K_MAX &&
+        return op->i[LINEAR_I_X_READY] &&
                (l->isa == CPU_ISA_VNNI || (l->isa == CPU_ISA_AMX && few));
     return l->isa == CPU_ISA_AMX && op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_QUANT];
 }

@@ -126,8 +126,8 @@ void check_product(struct check *c, const struct weight_slots *s, uint64_t x_row
                    uint64_t experts, uint64_t n)
 {
     bool integer = !check_absent(c, s->x_scale);
-    uint64_t k =
-        integer ? (uint64_t)check_int(c, s->k, "columns of x", 1, DIM_MAX) : check_cols(c, s->x);
+    uint64_t k = integer ? (uint64_t)check_int(c, s->k, "columns of x", 1, EMBER_INT8_K_MAX)
+                         : check_cols(c, s->x);
     int64_t quant = check_weight(c, s, rank, experts, n, k);
     const struct ember_op *op = c->op;
     if (c->failed)

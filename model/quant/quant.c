@@ -449,6 +449,17 @@ int quant_find(const struct model *model, const struct checkpoint *checkpoint,
 
 /* ---- what is kept ---- */
 
+/* Whether products of integers reach as far. */
+static int check_columns(const struct model *model, const struct slot *slot,
+                         const struct slot_form *form, struct error *err)
+{
+    bool integer = form->quant == EMBER_QUANT_INT4 || form->quant == EMBER_QUANT_INT8;
+    if (integer && columns(slot) > EMBER_INT8_K_MAX)
+        return error_set(err, ENOTSUP, "%s: %u columns; quantised to integers it may have %d",
+                         model_text(model, slot->name), columns(slot), EMBER_INT8_K_MAX);
+    return 0;
+}
+
 /* A form that is made here, of plain tensors. */
 static int check_made(const struct model *model, const struct slot *slot,
                       const struct slot_form *form, struct error *err)
@@ -459,7 +470,7 @@ static int check_made(const struct model *model, const struct slot *slot,
         form->scale_dtype != EMBER_F16 || !(form->flags >> 4) || (form->flags & 15) != FORM_MADE)
         return error_set(err, EINVAL, "%s: cannot be quantised as form %u, flags %u",
                          model_text(model, slot->name), form->quant, form->flags);
-    return 0;
+    return check_columns(model, slot, form, err);
 }
 
 int quant_check(const struct model *model, const struct slot *slot, const struct slot_form *form,
@@ -480,15 +491,10 @@ int quant_check(const struct model *model, const struct slot *slot, const struct
                          name, form->quant, form->dtype);
     if (form->flags & FORM_ORDER && slot->rank > 2)
         return error_set(err, ENOTSUP, "%s: experts whose columns are out of order", name);
-    if (model->desc.quant.int8_x && columns(slot) > EMBER_INT8_K_MAX)
-        return error_set(err, ENOTSUP, "%s: %u columns are too many for int8 activations", name,
-                         columns(slot));
-    for (uint32_t p = 0; p < slot->n_parts; p++) {
-        int r = check_part(model, &model->parts[slot->first_part + p], err);
-        if (r < 0)
-            return r;
-    }
-    return 0;
+    int r = check_columns(model, slot, form, err);
+    for (uint32_t p = 0; p < slot->n_parts && r == 0; p++)
+        r = check_part(model, &model->parts[slot->first_part + p], err);
+    return r;
 }
 
 int quant_place(const struct model *model, uint32_t index, const struct slot_form *form,

@@ -610,6 +610,22 @@ static void test_handed_integers(void **state)
     assert_true(seen >= 3);
 }
 
+/* Products of integers reach only so far, whatever else fits. */
+static void test_integer_columns(void **state)
+{
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        struct ember_op *o = &plan->ops[i];
+        struct error err = {0};
+        if (o->kind != EMBER_OP_LINEAR || !o->t[LINEAR_X_SCALE].rank)
+            continue;
+        o->i[LINEAR_I_K] = EMBER_INT8_K_MAX + 1;
+        assert_int_equal(plan_check(plan, &err), -EINVAL);
+        assert_non_null(strstr(err.text, "columns of x is 131073"));
+        return;
+    }
+    fail();
+}
+
 static void test_digest(void **state)
 {
     struct digest before = plan_digest(plan), after;
@@ -737,17 +753,10 @@ int main(void)
 {
 #define TEST(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
     const struct CMUnitTest tests[] = {
-        TEST(test_passes),
-        TEST(test_operands),
-        TEST(test_attributes),
-        TEST(test_plan_itself),
-        TEST(test_overlap),
-        TEST(test_handed_over),
-        TEST(test_handed_integers),
-        TEST(test_table_forms),
-        TEST(test_digest),
-        TEST(test_inside),
-        cmocka_unit_test(test_step_io),
+        TEST(test_passes),          TEST(test_operands),        TEST(test_attributes),
+        TEST(test_plan_itself),     TEST(test_overlap),         TEST(test_handed_over),
+        TEST(test_handed_integers), TEST(test_integer_columns), TEST(test_table_forms),
+        TEST(test_digest),          TEST(test_inside),          cmocka_unit_test(test_step_io),
     };
     return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
 }

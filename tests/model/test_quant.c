@@ -282,12 +282,44 @@ static void test_nan(void **state)
     checkpoint_free(c);
 }
 
+/* A weight that is too wide for integers says so, be it quantised already or when it is loaded. */
+static void width_case(const char *golden, const char *from, uint32_t width, struct slot_form form,
+                       int code)
+{
+    _cleanup_free_ char *config = NULL, *to = x_printf("\"intermediate_size\": %u", width);
+    struct model *model = NULL;
+    struct error err = {0};
+    char path[128];
+    size_t len;
+    copy_file(golden, "config.json", from, to);
+    snprintf(path, sizeof path, "%s/config.json", dir);
+    assert_int_equal(fd_read_file(path, 1 << 20, &config, &len, &err), 0);
+    if (model_from_config(config, len, path, &model, &err) < 0)
+        fail_msg("%s", err.text);
+    const struct slot *slot = &model->slots[model->layer_slots[0][W_DOWN]];
+    int r = quant_check(model, slot, &form, &err);
+    if (r != code || (code && !strstr(err.text, "columns; quantised to integers it may have")))
+        fail_msg("%s, %u wide: %d \"%s\"", golden, width, r, err.text);
+    model_free(model);
+}
+
+static void test_widths(void **state)
+{
+    const struct slot_form awq = {EMBER_U8, EMBER_QUANT_INT4, EMBER_F16, FORM_ZERO};
+    const struct slot_form q8 = {EMBER_I8, EMBER_QUANT_INT8, EMBER_F16, FORM_MADE | 3 << 4};
+    const uint32_t most = EMBER_INT8_K_MAX;
+    width_case("qwen3-awq", "\"intermediate_size\": 256", most, awq, 0);
+    width_case("qwen3-awq", "\"intermediate_size\": 256", most + 32, awq, -ENOTSUP);
+    width_case("llama", "\"intermediate_size\": 160", most, q8, 0);
+    width_case("llama", "\"intermediate_size\": 160", most + 32, q8, -ENOTSUP);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_configs), cmocka_unit_test(test_tensors),
         cmocka_unit_test(test_order),   cmocka_unit_test(test_sources),
-        cmocka_unit_test(test_nan),
+        cmocka_unit_test(test_nan),     cmocka_unit_test(test_widths),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

@@ -122,9 +122,8 @@ enum {
  * behind it, with whose words it is launched */
 
 /* x of linear.int that was handed over (x_int.h): rows from which on matrix tiles take it, which
- * do not gate; the most of k in a form of its own */
+ * do not gate */
 #define X_UNITS_LEAST 8
-#define X_WOVEN_K_MAX 131072
 
 /* rope_table */
 enum {

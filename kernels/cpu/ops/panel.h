@@ -402,6 +402,7 @@ INLINE void int_tile(const int M, const enum ember_quant quant, const struct pan
 }
 
 #define INT_PAIRS 131072 /* elements of x as pairs at a time: a quarter of a MiB */
+_Static_assert(INT_PAIRS >= EMBER_INT8_K_MAX, "a row");
 
 INLINE void int_vectors_of(const enum ember_quant quant, const struct panels *q,
                            const struct panel_rows *rows, struct range panels,

@@ -26,6 +26,9 @@
 #define VNNI_SEGMENTS 16      /* segments of them, at most */
 #define VNNI_SUMS 32768       /* segments of rows at a time, */
 #define VNNI_X_BYTES 1048576u /* and bytes of them */
+_Static_assert(VNNI_X_BYTES >= EMBER_INT8_K_MAX * VNNI_M &&
+                   VNNI_SUMS >= EMBER_INT8_K_MAX / 32 * VNNI_M,
+               "a tile");
 
 /* sum + a . b: gcc 12 keeps two registers for each sum of the intrinsic, and has too few then. */
 INLINE vi vnni_dot(vi sum, vi a_unsigned, vi b_signed)
@@ -481,10 +484,7 @@ static __attribute__((unused)) void int_vnni(enum ember_quant quant, const struc
                                              const struct panel_rows *rows, struct range panels,
                                              const struct post *post)
 {
-    const size_t tile = EMBER_X8_COLUMNS(q->K) * VNNI_M;
-    if (tile > VNNI_X_BYTES || q->K > q->segment * (VNNI_SUMS / VNNI_M))
-        int_vectors(quant, q, rows, panels, post); /* what no model has */
-    else if (quant == EMBER_QUANT_INT8 && q->terms == 1)
+    if (quant == EMBER_QUANT_INT8 && q->terms == 1)
         vnni_rows(0, 1, q, rows, panels, post);
     else if (quant == EMBER_QUANT_INT8)
         vnni_rows(0, 2, q, rows, panels, post);

@@ -35,7 +35,8 @@ INLINE enum x_int_form x_int_form(size_t n, size_t K)
     if (n >= X_UNITS_LEAST && K <= X_UNITS_K_MAX)
         return X_INT_UNITS;
 #endif
-    if (EMBER_ISA < 3 || EMBER_ISA >= 16 || K > X_WOVEN_K_MAX)
+    (void)K;
+    if (EMBER_ISA < 3 || EMBER_ISA >= 16)
         return X_INT_ROWS;
     return n == 1 ? X_INT_ONE : X_INT_WOVEN;
 }
