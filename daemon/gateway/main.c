@@ -60,7 +60,8 @@ static void set_tick(struct gw *gw, uint64_t next)
 }
 
 /* What is to be done every half second. Each turn puts the timer off: whoever is awake for a step
- * need not be woken up for this, with cold caches. */
+ * need not be woken up for this, with cold caches. Behind a long turn, whose beginning timers are
+ * counted from, it may run out too early to do anything: so it goes on by itself. */
 static void half_second(struct gw *gw, uint64_t now)
 {
     struct timeval half = timeval_of(HALF_NS);
@@ -296,7 +297,7 @@ static int start(struct gw *gw, int listen_fd, struct error *err)
         return error_set(err, ENOMEM, "no event loop");
     gw->pump = event_new(gw->base, -1, 0, on_pump, gw);
     gw->tick = event_new(gw->base, -1, 0, on_pump, gw);
-    gw->half = event_new(gw->base, -1, 0, on_pump, gw);
+    gw->half = event_new(gw->base, -1, EV_PERSIST, on_pump, gw);
     open_cache(gw);
     int r = make_scheduler(gw, err);
     gw->grammars = grammar_cache_new((size_t)gw->options.grammar_cache);
