@@ -18,7 +18,8 @@ static bool is_full(const struct sched_instance *instance, const struct flight *
            2 * (uint64_t)flight->n_tokens >= instance->limits.max_tokens;
 }
 
-static void measure(struct sched_instance *instance, const struct flight *flight, uint64_t now)
+static void measure(struct sched_instance *instance, const struct flight *flight, bool refused,
+                    uint64_t now)
 {
     struct sched_model *model = instance->model;
     uint32_t tokens = instance->n_measured + flight->n_tokens;
@@ -30,8 +31,8 @@ static void measure(struct sched_instance *instance, const struct flight *flight
     bool more = instance->n_flights && instance->flights[0].joins; /* ran with it, comes at once */
     instance->n_measured = more ? tokens : 0;
     instance->n_measured_prompt = more ? prompts : 0;
-    if (more)
-        return;
+    if (more || refused)
+        return; /* a refusal is quick, whatever was refused */
     double ns = (double)(now > instance->measured ? now - instance->measured : 1);
     if (prompts)
         pace_learn(model, tokens, ns);
@@ -177,7 +178,7 @@ int sched_step_done(struct sched_instance *instance, const struct sched_result *
     memmove(instance->flights, instance->flights + 1, (SCHED_FLIGHTS - 1) * sizeof flight);
     instance->flights[SCHED_FLIGHTS - 1] = flight; /* unused until this returns */
     instance->n_flights--;
-    measure(instance, &flight, now);
+    measure(instance, &flight, result->error, now);
     if (result->error) {
         take_refusal(instance, &flight,
                      result->error_text ? result->error_text : "the instance refused it", now);

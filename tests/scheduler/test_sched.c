@@ -96,6 +96,28 @@ static void prompts_keep_the_pace(void **state)
     end(f);
 }
 
+/* A step that was refused was quick, but not because more would fit. */
+static void a_refusal_sets_no_pace(void **state)
+{
+    struct sched_model_config config = {.step_ns = 10 * MS};
+    struct sched_limits limits = limits_of(2000, 1000, 4, false);
+    struct sched_result refused = {.error = EINVAL, .error_text = "no"};
+    struct fixture *f = begin(&config, &limits);
+    struct error err = {0};
+
+    ask(f, 'A', 100, 3);
+    for (int i = 0; i < 2; i++) {
+        plan(f);
+        refused.step = f->step.id;
+        f->now += MS / 10;
+        assert_int_equal(0, sched_step_done(f->instance, &refused, f->now, &err));
+    }
+    assert_string_equal(f->events, "A.error A! ");
+    ask(f, 'B', 1000, 1);
+    assert_string_equal(run_for(f, 20), "B64");
+    end(f);
+}
+
 /* ---- two in flight ---- */
 
 static void a_second_step_refers_to_the_first(void **state)
@@ -663,6 +685,7 @@ int main(void)
         cmocka_unit_test(decodes_come_first_and_prompts_fill_the_rest),
         cmocka_unit_test(prompts_beside_decodes_are_limited),
         cmocka_unit_test(prompts_keep_the_pace),
+        cmocka_unit_test(a_refusal_sets_no_pace),
         cmocka_unit_test(a_second_step_refers_to_the_first),
         cmocka_unit_test(without_references_only_prompts_overlap),
         cmocka_unit_test(a_step_too_many_is_dropped),
