@@ -206,8 +206,8 @@ static void test_linear(void **ctx)
     linear_case(&forms[4], 520, 24, 64, 0);
     linear_case(&forms[7], 40, 600, 1100, 0);
     linear_case(&forms[10], 45, 530, 1200, 2);
-    linear_case(&forms[7], 9, 17, EMBER_INT8_K_MAX, 0); /* as much of k as there can be */
-    linear_case(&forms[11], 1, 17, EMBER_INT8_K_MAX, 0);
+    linear_case(&forms[7], 3, 3, EMBER_INT8_K_MAX, 0); /* as much of k as there can be */
+    linear_case(&forms[11], 1, 3, EMBER_INT8_K_MAX, 0);
 }
 
 static void moe_case(const struct form *f, uint32_t n, uint32_t E, uint32_t topk, uint32_t N,
@@ -444,7 +444,7 @@ static void test_handed_over(void **ctx)
     handed_case(&forms[4], 520, 24, 64, false); /* rows in two parts */
     handed_case(&forms[10], 600, 40, 3072, false);
     handed_case(&forms[11], 9, 20, 16448, false); /* more of k than matrix tiles take */
-    handed_case(&forms[1], 9, 20, EMBER_INT8_K_MAX, false);
+    handed_case(&forms[1], 9, 3, EMBER_INT8_K_MAX, false);
 }
 
 /* A norm that hands integers over leaves what a norm and a quantize leave. */
