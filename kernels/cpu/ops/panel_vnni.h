@@ -366,7 +366,7 @@ INLINE void vnni_pair(const int four, const int terms, const struct panels *q,
     }
 }
 
-/* The first n rows of one or two tiles, M of which are computed, against panel p, to acc. */
+/* The first M rows of one or two tiles against panel p, to acc. */
 INLINE void vnni_panel(const int M, const int four, const int terms, const struct panels *q,
                        const struct vnni_x *x, size_t p, float (*acc)[VL])
 {
