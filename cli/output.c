@@ -209,6 +209,7 @@ static int exit_of(int code)
         return CLI_NOT_FOUND;
     case ENOMEM:
     case ENOSPC:
+    case ERANGE: /* OUT_OF_RANGE: more than the budget will ever have */
         return CLI_NO_ROOM;
     case ECANCELED:
         return cli_interrupted ? CLI_INTERRUPTED : CLI_FAILED;

@@ -169,18 +169,6 @@ static int fill_from_pack(struct pack_load *load, struct loading *loading, struc
     return r;
 }
 
-/* The checkpoint's folder holds the tokenizer; a pack that was moved to another host has its own.
- */
-static char *tokenizer_dir(const struct pack *pack, const char *path)
-{
-    _cleanup_free_ char *config = x_printf("%s/config.json", pack_dir(pack));
-    const char *slash = strrchr(path, '/');
-
-    if (access(config, R_OK) == 0)
-        return x_strdup(pack_dir(pack));
-    return slash ? x_strndup(path, (size_t)(slash - path)) : x_strdup(".");
-}
-
 int load_pack(const char *path, const struct load_options *options, struct loaded *ret,
               struct error *err)
 {
@@ -191,7 +179,7 @@ int load_pack(const char *path, const struct load_options *options, struct loade
     int r = pack_open(path, &pack, err);
     if (r < 0)
         return r;
-    _cleanup_free_ char *dir = tokenizer_dir(pack, path);
+    _cleanup_free_ char *dir = pack_tokenizer_dir(pack, path);
     struct pack_load load = {.pack = pack,
                              .path = path,
                              .direct = open(path, O_RDONLY | O_CLOEXEC | O_DIRECT),

@@ -114,6 +114,8 @@ static void take_up(struct gw_model *model)
 
 /* ---- models ---- */
 
+static void replace(struct gw_model *model);
+
 struct gw_model *fleet_find(struct gw *gw, const char *name)
 {
     struct gw_model *model;
@@ -124,14 +126,37 @@ struct gw_model *fleet_find(struct gw *gw, const char *name)
     return NULL;
 }
 
-struct gw_model *fleet_model(struct gw *gw, const char *name, const char *path)
+/* What is said of the model now is of another one. Empty texts say nothing. */
+static bool differs(const struct gw_model *model, const char *path, const char *digest)
+{
+    return (*path && strcmp(path, model->path)) ||
+           (*digest && *model->digest && strcmp(digest, model->digest));
+}
+
+struct gw_model *fleet_model(struct gw *gw, const char *name, const char *path, const char *digest,
+                             double load_ms)
 {
     struct gw_model *model;
 
     TAILQ_FOREACH(model, &gw->models, link)
     if (!strcmp(model->name, name))
+        break;
+    if (model && (differs(model, path, digest) ||
+                  (load_ms != model->load_ms && model->text && text_changed(model->text)))) {
+        replace(model);
+        model = NULL;
+    }
+    if (model) {
+        model->load_ms = load_ms;
+        if (*digest && !*model->digest) {
+            free(model->digest);
+            model->digest = x_strdup(digest);
+        }
         return model;
+    }
     model = x_alloc(sizeof *model);
+    model->digest = x_strdup(digest);
+    model->load_ms = load_ms;
     model->gw = gw;
     model->name = x_strdup(name);
     model->path = x_strdup(path);
@@ -218,7 +243,8 @@ static void reading_done(struct work *work)
         if (!model->text->chat)
             log_info("model cannot chat", "model=%s reason=\"%s\"", model->name,
                      error_text(&model->text->chat_error));
-        take_up(model);
+        if (!model->replaced)
+            take_up(model);
     }
     request_model_ready(model, model->text ? NULL : &err);
     if (model->text) {
@@ -284,6 +310,21 @@ static void end_conn(struct conn *conn, bool keep_warm)
     save_leases(model->gw);
 }
 
+/* emberd has another model under its name. */
+static void replace(struct gw_model *model)
+{
+    struct gw *gw = model->gw;
+
+    log_info("model replaced", "model=%s path=%s", model->name, model->path);
+    TAILQ_REMOVE(&gw->models, model, link);
+    TAILQ_INSERT_TAIL(&gw->replaced, model, link);
+    model->replaced = true;
+    model->listed = model->asleep = false;
+    request_fail_all(model, 503, 1, GW_REPLACED);
+    while (!TAILQ_EMPTY(&model->conns))
+        end_conn(TAILQ_FIRST(&model->conns), false);
+}
+
 void fleet_stalled(struct conn *conn)
 {
     conn_fail(conn, true, "a step is overdue");
@@ -301,7 +342,7 @@ static bool is_final(enum grpc_status status)
 {
     return status == GRPC_NOT_FOUND || status == GRPC_INVALID_ARGUMENT ||
            status == GRPC_UNIMPLEMENTED || status == GRPC_DATA_LOSS ||
-           status == GRPC_PERMISSION_DENIED;
+           status == GRPC_PERMISSION_DENIED || status == GRPC_OUT_OF_RANGE;
 }
 
 static void on_spawned(struct grpc_client_call *call, const ProtobufCMessage *message, void *user)
@@ -314,6 +355,14 @@ static void on_spawned(struct grpc_client_call *call, const ProtobufCMessage *me
 
     if (!r->instance || !r->lease)
         return;
+    if (!model->replaced && (differs(model, r->instance->model_path, r->instance->model_digest) ||
+                             (model->text && text_changed(model->text))))
+        replace(model);
+    if (model->replaced) { /* since it was asked for */
+        stop_instance(model->gw->fleet, r->instance->id, true);
+        fleet_list(model->gw);
+        return;
+    }
     metrics_spawned(&model->metrics, r->from, r->total_ms);
     for (size_t i = 0; i < r->n_phases; i++)
         metrics_phase(&model->metrics, r->phases[i]->name, r->phases[i]->ms);
@@ -419,6 +468,7 @@ static void model_free(struct gw_model *model)
     text_free(model->text);
     free(model->name);
     free(model->path);
+    free(model->digest);
     free(model->labels);
     free(model);
 }
@@ -438,18 +488,18 @@ static bool is_held(const struct gw_model *model)
     return false;
 }
 
-static void forget_gone(struct gw *gw, uint64_t now)
+static void forget_gone(struct gw_models *models, uint64_t now)
 {
     struct gw_model *model, *next;
 
-    for (model = TAILQ_FIRST(&gw->models); model; model = next) {
+    for (model = TAILQ_FIRST(models); model; model = next) {
         next = TAILQ_NEXT(model, link);
         if (is_held(model))
             continue;
         log_info("model forgotten", "model=%s", model->name);
         if (model->sched)
             sched_model_remove(model->sched, now);
-        TAILQ_REMOVE(&gw->models, model, link);
+        TAILQ_REMOVE(models, model, link);
         model_free(model);
     }
 }
@@ -468,7 +518,8 @@ void fleet_check(struct gw *gw)
         else if (now - model->driven_ns > limit && now > limit)
             request_fail_begun(model, now - limit);
     }
-    forget_gone(gw, now);
+    forget_gone(&gw->models, now);
+    forget_gone(&gw->replaced, now);
 }
 
 void fleet_drain(struct gw *gw)
@@ -573,6 +624,7 @@ void fleet_free(struct fleet *fleet)
     give_back_all(fleet);
     grpc_client_free(fleet->client);
     ember__v1__get_status_response__free_unpacked(fleet->status, NULL);
+    TAILQ_CONCAT(&gw->models, &gw->replaced, link);
     while (!TAILQ_EMPTY(&gw->models)) {
         struct gw_model *model = TAILQ_FIRST(&gw->models);
         TAILQ_REMOVE(&gw->models, model, link);

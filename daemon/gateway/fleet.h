@@ -35,7 +35,12 @@ void fleet_watch(struct gw *gw);
 void fleet_load_folders(struct fleet *fleet);
 /* A lease of an earlier gateway has been noted for the model. */
 bool fleet_has_old(const struct fleet *fleet, const char *model);
-/* The model of that name, made if need be. */
-struct gw_model *fleet_model(struct gw *gw, const char *name, const char *path);
+/*
+ * The model of that name, made if need be. When emberd has another under it than before (by its
+ * path, its weights' digest, or, after another load, its tokenizer's files), the one before is
+ * replaced: its requests end, since their tokens mean nothing to the new one.
+ */
+struct gw_model *fleet_model(struct gw *gw, const char *name, const char *path, const char *digest,
+                             double load_ms);
 
 #endif

@@ -51,11 +51,15 @@ enum gw_model_state {
 TAILQ_HEAD(gw_jobs, gw_job);
 TAILQ_HEAD(gw_conns, conn);
 
+/* What requests are told whose model has been replaced. */
+#define GW_REPLACED "Another model has been loaded under this name meanwhile; ask again."
+
 /* A model that emberd knows, or has known while somebody here still holds it. */
 struct gw_model {
     struct gw *gw;
     TAILQ_ENTRY(gw_model) link;
     char *name, *path;
+    char *digest;           /* of its weights; empty: emberd has not said it yet */
     char *labels;           /* of its figures */
     uint32_t max_positions; /* of a sequence, as its config.json says; 0: it does not */
     struct policy policy;
@@ -74,10 +78,12 @@ struct gw_model {
     uint64_t driven_ns;   /* when it last had an instance */
     unsigned cache_epoch; /* part of every salt: another one forgets the prefix cache */
     bool asleep;          /* /sleep: no instance is wanted */
+    bool replaced;        /* in gw.replaced: nothing more is run for it */
     /* What emberd said last. */
     int warmth;
     uint64_t weights_bytes;
     uint32_t standby, leased, emberd_starting;
+    double load_ms;
     bool listed, standby_asked;
     struct model_metrics metrics;
     struct sched_stats stats; /* scratch of metrics_text.c */
@@ -94,6 +100,7 @@ struct gw {
     struct sched *sched;
     struct fleet *fleet;
     struct gw_models models;
+    struct gw_models replaced; /* others have their names; kept while somebody holds them */
     struct gw_jobs jobs;
     struct event *pump, *tick, *half, *link; /* link: to emberd, when it has started us */
     uint64_t tick_ns;                        /* when `tick` runs out */

@@ -375,6 +375,7 @@ int main(int argc, char **argv)
     int listen_fd = -1, action = 0;
 
     TAILQ_INIT(&gw.models);
+    TAILQ_INIT(&gw.replaced);
     TAILQ_INIT(&gw.jobs);
     /* What a large reply takes is kept for the next one: pages from the system cost a fault each.
      */

@@ -308,6 +308,9 @@ static void prepared(struct work *work)
     job->with_worker = false;
     if (!job->http) {
         job_settle(job);
+    } else if (job->model->replaced) { /* its tokens may mean nothing to the other */
+        job_fail(job, 503, "model_unavailable", "model", 1, GW_REPLACED);
+        end_now(job);
     } else if (job->fail.status) {
         end_now(job);
     } else if (job->kind == API_TOKENIZE || job->kind == API_DETOKENIZE) {

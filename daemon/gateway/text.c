@@ -5,39 +5,73 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "base/digest.h"
 #include "base/fd.h"
 #include "engine/tokenizer.h"
 #include "model/model.h"
+#include "model/pack/pack.h"
 #include "model/template/template.h"
 
 #define JSON_FILE_MAX (16u << 20)
 
 /* ---- loading ---- */
 
-/* NULL: a config that is refused never gets an instance either. */
-static struct model *describe(const char *dir)
-{
-    _cleanup_free_ char *path = x_printf("%s/config.json", dir), *data = NULL;
-    struct model *model = NULL;
-    size_t len;
+/* Where a model's text comes from. */
+struct source {
+    char *dir;    /* of the tokenizer's files */
+    char *config; /* config.json, which a pack has in itself; NULL: it cannot be read */
+    size_t config_len;
+};
 
-    if (fd_read_file(path, JSON_FILE_MAX, &data, &len, NULL) == 0)
-        model_from_config(data, len, path, &model, NULL);
+static void source_free(struct source *s)
+{
+    free(s->dir);
+    free(s->config);
+}
+
+/* path: a checkpoint's folder, or a pack. */
+static struct source source_of(const char *path)
+{
+    _cleanup_(pack_freep) struct pack *pack = NULL;
+    struct source s = {0};
+
+    if (pack_looks_like(path) && pack_open(path, &pack, NULL) == 0) {
+        const char *config = pack_config(pack, &s.config_len);
+        s.dir = pack_tokenizer_dir(pack, path);
+        s.config = x_strndup(config, s.config_len);
+        return s;
+    }
+    _cleanup_free_ char *file = x_printf("%s/config.json", path);
+    s.dir = x_strdup(path);
+    if (fd_read_file(file, JSON_FILE_MAX, &s.config, &s.config_len, NULL) < 0)
+        s.config = NULL;
+    return s;
+}
+
+/* NULL: a config that is refused never gets an instance either. */
+static struct model *describe(const struct source *s)
+{
+    struct model *model = NULL;
+
+    if (s->config)
+        model_from_config(s->config, s->config_len, s->dir, &model, NULL);
     return model;
 }
 
-uint32_t text_max_positions(const char *dir)
+uint32_t text_max_positions(const char *path)
 {
-    _cleanup_(model_freep) struct model *model = describe(dir);
+    _cleanup_(source_free) struct source s = source_of(path);
+    _cleanup_(model_freep) struct model *model = describe(&s);
 
     return model ? model_info(model)->max_positions : 0;
 }
 
 /* What only the description knows. */
-static void read_description(struct text *text, const char *dir)
+static void read_description(struct text *text, const struct source *s)
 {
-    _cleanup_(model_freep) struct model *model = describe(dir);
+    _cleanup_(model_freep) struct model *model = describe(s);
 
     if (!model)
         return;
@@ -71,9 +105,9 @@ static void add_eos(struct text *text, json_t *v)
     }
 }
 
-static void read_config(struct text *text, const char *dir)
+static void read_config(struct text *text, const struct source *s)
 {
-    json_t *root = read_json(dir, "config.json");
+    json_t *root = s->config ? json_loadb(s->config, s->config_len, 0, NULL) : NULL;
     json_t *inner = json_object_get(root, "text_config");
     json_t *model = json_is_object(inner) ? inner : root;
 
@@ -125,20 +159,51 @@ static void read_form(struct text *text)
                          memmem(source, len, ".content is none", 16);
 }
 
-int text_load(const char *dir, struct cache *cache, struct text **ret, struct error *err)
+/* Changes when one of the files does. */
+static uint64_t stamp_of(const char *path, const char *dir)
 {
-    struct text *text = x_alloc(sizeof *text);
-    int r = engine_tokenizer_lease(cache, dir, &text->tokenizer, &text->lease, err);
+    static const char *const files[] = {"config.json", "generation_config.json", "tokenizer.json",
+                                        "tokenizer_config.json", "chat_template.jinja"};
+    uint64_t seen[ARRAY_LEN(files) + 1][4];
 
+    memset(seen, 0, sizeof seen);
+    for (size_t i = 0; i <= ARRAY_LEN(files); i++) {
+        const bool is_file = i < ARRAY_LEN(files);
+        _cleanup_free_ char *name = is_file ? x_printf("%s/%s", dir, files[i]) : x_strdup(path);
+        struct stat st;
+        if (stat(name, &st) < 0 || !S_ISREG(st.st_mode)) /* `path` is one when it is a pack */
+            continue;
+        seen[i][0] = (uint64_t)st.st_ino;
+        seen[i][1] = (uint64_t)st.st_size;
+        seen[i][2] = (uint64_t)st.st_mtim.tv_sec;
+        seen[i][3] = (uint64_t)st.st_mtim.tv_nsec;
+    }
+    return checksum_of(seen, sizeof seen);
+}
+
+bool text_changed(const struct text *text)
+{
+    return stamp_of(text->path, text->dir) != text->stamp;
+}
+
+int text_load(const char *path, struct cache *cache, struct text **ret, struct error *err)
+{
+    _cleanup_(source_free) struct source s = source_of(path);
+    struct text *text = x_alloc(sizeof *text);
+
+    text->path = x_strdup(path);
+    text->dir = x_strdup(s.dir);
+    text->stamp = stamp_of(path, s.dir); /* first: what changes meanwhile is to be seen */
+    int r = engine_tokenizer_lease(cache, s.dir, &text->tokenizer, &text->lease, err);
     if (r < 0) {
         text_free(text);
         return r;
     }
     text->vocab_size = tokenizer_vocab_size(text->tokenizer);
-    read_config(text, dir);
-    read_description(text, dir);
-    read_defaults(text, dir);
-    template_from_checkpoint(dir, &text->chat, &text->chat_error);
+    read_config(text, &s);
+    read_description(text, &s);
+    read_defaults(text, s.dir);
+    template_from_checkpoint(s.dir, &text->chat, &text->chat_error);
     read_form(text);
     *ret = text;
     return 0;
@@ -154,6 +219,8 @@ void text_free(struct text *text)
 {
     if (!text)
         return;
+    free(text->path);
+    free(text->dir);
     tokenizer_free(text->tokenizer);
     engine_lease_free(text->lease);
     chat_template_free(text->chat);

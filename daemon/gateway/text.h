@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a checkpoint's folder says about text: tokenizer, chat template, ends of sequence, defaults
- * of sampling. Immutable once loaded; all functions may run on workers.
+ * What a checkpoint's folder (for a pack: the one it was made from, else the one it lies in) says
+ * about text: tokenizer, chat template, ends of sequence, defaults of sampling. Immutable once
+ * loaded; all functions may run on workers.
  */
 #ifndef EMBER_DAEMON_GATEWAY_TEXT_H
 #define EMBER_DAEMON_GATEWAY_TEXT_H
@@ -14,6 +15,8 @@
 #define TEXT_EOS_MAX 16
 
 struct text {
+    char *path, *dir; /* as asked for; of the tokenizer's files */
+    uint64_t stamp;   /* text_changed */
     struct tokenizer *tokenizer;
     struct engine_lease *lease; /* of the tokenizer, until text_settle */
     struct chat_template *chat; /* NULL: chat_error says why */
@@ -31,10 +34,12 @@ struct text {
 };
 
 /* How many tokens a sequence of that checkpoint may have; 0: its config.json does not say. */
-uint32_t text_max_positions(const char *dir);
+uint32_t text_max_positions(const char *path);
 
-/* cache (may be NULL) holds compiled tokenizers. */
-int text_load(const char *dir, struct cache *cache, struct text **ret, struct error *err);
+/* path: a checkpoint's folder, or a pack. cache (may be NULL) holds compiled tokenizers. */
+int text_load(const char *path, struct cache *cache, struct text **ret, struct error *err);
+/* A file that it was read from has changed since, as sizes and times say. */
+bool text_changed(const struct text *text);
 /* Ends what the tokenizer holds of the cache; others may use the text meanwhile. */
 void text_settle(struct text *text);
 void text_free(struct text *text);

@@ -69,7 +69,7 @@ static void on_models(struct grpc_client_call *call, const ProtobufCMessage *mes
         const Ember__V1__Model *m = response->models[i];
         if (!serves(gw, m->name))
             continue;
-        model = fleet_model(gw, m->name, m->path);
+        model = fleet_model(gw, m->name, m->path, m->digest, m->load_ms);
         model->listed = true;
         model->warmth = m->warmth;
         model->weights_bytes = m->weights_bytes;

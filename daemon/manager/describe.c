@@ -75,4 +75,6 @@ void mgr_describe_instance(const struct mgr_instance *i, struct mgr_describe_roo
     ret->backend = i->model->mgr->options.backend;
     ret->kernels_compiled = i->kernels_compiled;
     ret->graphs_captured = i->graphs_captured;
+    ret->model_path = i->model->path;
+    ret->model_digest = (char *)i->model->digest;
 }

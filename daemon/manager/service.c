@@ -51,6 +51,9 @@ void mgr_call_fail(struct grpc_call *call, const struct error *err)
     case ERANGE:
         out.code = -EINVAL;
         break;
+    case EDQUOT: /* more than the budget will ever have */
+        out.code = -EOVERFLOW;
+        break;
     case EILSEQ:
         out.code = -EBADMSG;
         break;

@@ -112,8 +112,24 @@ static struct mgr_model *model_at(struct mgr *mgr, size_t index)
 
 /* ---- acting ---- */
 
-static void explain_shortage(const struct pool_shortage *s, const char *what, struct error *err)
+/*
+ * own: bytes that the model has taken itself, which it cannot do without. -EDQUOT: no room will
+ * ever come, -ENOMEM: it may.
+ */
+static void explain_shortage(const struct pool_shortage *s, const char *what, uint64_t own,
+                             struct error *err)
 {
+    char beside[64] = "";
+
+    if (own)
+        snprintf(beside, sizeof beside, ", of which its weights take %.1f MiB", (double)own / MIB);
+    if (s->need > s->budget || own > s->budget - s->need) {
+        error_set(err, EDQUOT,
+                  "%s needs %.1f MiB; the budget is %.1f MiB%s: raise memory_limit or ask for less "
+                  "(emberctl load --quant, --kv-bytes)",
+                  what, (double)s->need / MIB, (double)s->budget / MIB, beside);
+        return;
+    }
     error_set(
         err, ENOMEM,
         "%s needs %.1f MiB; the budget is %.1f MiB, of which %.1f MiB are taken and only %.1f "
@@ -182,7 +198,7 @@ static bool settle_loads(struct mgr *mgr)
         short_of_memory |= verdict == POOL_WAIT || verdict == POOL_ROOM;
         if (verdict != POOL_REFUSE)
             continue;
-        explain_shortage(&shortage, "loading it", &err);
+        explain_shortage(&shortage, "loading it", 0, &err);
         mgr_model_load_refuse(m, &err);
     }
     return short_of_memory;
@@ -194,7 +210,7 @@ static void refuse_waiting(struct mgr_model *m, const struct pool_shortage *shor
     struct error err = {0};
     uint32_t coming = m->instances[INSTANCE_STARTING] + m->instances[INSTANCE_WARM];
 
-    explain_shortage(shortage, "another instance", &err);
+    explain_shortage(shortage, "another instance", m->charged, &err);
     error_prefix(&err, "model %s", m->name);
     if (m->n_waiting > coming)
         mgr_spawn_fail(m, m->n_waiting - coming, &err);

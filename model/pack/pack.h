@@ -88,6 +88,9 @@ const struct weights_layout *pack_layout(const struct pack *pack);
 /* The checkpoint's config.json, and the folder that it was in. */
 const char *pack_config(const struct pack *pack, size_t *ret_len);
 const char *pack_dir(const struct pack *pack);
+/* The folder with the tokenizer of the pack at `path`: the checkpoint's, or that of a pack which
+ * was moved to another host. Caller frees. */
+char *pack_tokenizer_dir(const struct pack *pack, const char *path);
 
 /* Segment i holds bytes [pack_segment_at, + pack_segment_bytes) of the arena. */
 uint64_t pack_segment_at(const struct pack *pack, uint32_t i);

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/fault.h"
 #include "base/fd.h"
@@ -62,6 +63,16 @@ const char *pack_config(const struct pack *pack, size_t *ret_len)
 const char *pack_dir(const struct pack *pack)
 {
     return pack->dir;
+}
+
+char *pack_tokenizer_dir(const struct pack *pack, const char *path)
+{
+    _cleanup_free_ char *config = x_printf("%s/config.json", pack_dir(pack));
+    const char *slash = strrchr(path, '/');
+
+    if (access(config, R_OK) == 0)
+        return x_strdup(pack_dir(pack));
+    return slash ? x_strndup(path, (size_t)(slash - path)) : x_strdup(".");
 }
 
 int pack_fd(const struct pack *pack)

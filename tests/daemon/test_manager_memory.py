@@ -20,11 +20,11 @@ class Memory(harness.Case):
 
     def test_too_large_is_refused_with_the_numbers(self):
         d = self.daemon("--standby=0")
-        self.fails(CODE.RESOURCE_EXHAUSTED, lambda: d.client.LoadModel(path="/fake/w1200"),
+        self.fails(CODE.OUT_OF_RANGE, lambda: d.client.LoadModel(path="/fake/w1200"),
                    r"model w1200: loading it needs 1200.0 MiB; the budget is 1000.0 MiB")
         d.load("/fake/w950")
-        self.fails(CODE.RESOURCE_EXHAUSTED, lambda: d.client.SpawnInstance(model="w950"),
-                   r"model w950: another instance needs 116.0 MiB.*memory_limit")
+        self.fails(CODE.OUT_OF_RANGE, lambda: d.client.SpawnInstance(model="w950"),
+                   r"model w950: another instance needs 116.0 MiB.*weights take 950.0 MiB.*memory_limit")
         d.load("/fake/w100")  # evicts the other
         self.assertEqual(d.model("w950").warmth, pb.COLD)
         self.assertEqual(d.client.GetStatus().evictions, 1)

@@ -402,6 +402,107 @@ class Fleet(unittest.TestCase):
         self.addCleanup(stack.stop)
         return stack
 
+    def test_another_model_under_the_name_is_asked_with_its_own_tokenizer(self):
+        """Its folder, or files in it, differ; the weights need not."""
+        stack = self.stack(emberd=("--standby=0",))
+        g = stack.gateway
+        folders = [os.path.join(stack.folder, name) for name in ("one", "two")]
+
+        def ctl(*words):
+            subprocess.run([CTL, *words], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                           env=dict(os.environ, EMBER_SOCKET=stack.emberd.socket))
+
+        def write_template(folder, text):
+            path = os.path.join(folder, "tokenizer_config.json")
+            with open(path) as f:
+                config = json.load(f)
+            config["chat_template"] = "{{ '" + text + "' }}"
+            with open(path + ".new", "w") as f:
+                json.dump(config, f)
+            os.rename(path + ".new", path)
+
+        def swap(folder):
+            ctl("unload", "--force", "swapped")
+            ctl("load", folder, "--name=swapped")
+
+        def chat():
+            """What the model makes of it; 503 is a request that met the swap, to be sent again."""
+            for _ in range(5):
+                status, _, reply = g.request("POST", "/v1/chat/completions", {
+                    "model": "swapped", "temperature": 0, "max_tokens": 12,
+                    "messages": [{"role": "user", "content": "Who are you?"}]})
+                if status != 503:
+                    self.assertEqual(status, 200, reply)
+                    return reply["choices"][0]["message"]["content"]
+            self.fail(reply)
+
+        def plain(prompt):
+            return g.complete(prompt, temperature=0, max_tokens=12)["choices"][0]["text"]
+
+        prompts = ["The king said", "Once upon a time", "She went into the wood"]
+        want = [plain(p) for p in prompts]
+        self.assertEqual(len(set(want)), 3)
+        for folder, prompt in zip(folders, prompts):
+            shutil.copytree(gateway.TINY, folder)
+            write_template(folder, prompt)
+        ctl("load", folders[0], "--name=swapped")
+        self.assertEqual(chat(), want[0])
+        swap(folders[1])
+        self.assertEqual(chat(), want[1])
+        swap(folders[0])
+        self.assertEqual(chat(), want[0])
+        write_template(folders[0], prompts[2])
+        swap(folders[0])
+        self.assertEqual(chat(), want[2])
+        wait_until(lambda: g.text().count("model forgotten") == 3, "those before are forgotten")
+        # The same files again: nothing has changed, and nobody is sent away.
+        swap(folders[0])
+        self.assertEqual(chat(), want[2])
+        self.assertEqual(g.text().count("model replaced"), 3)
+
+    def test_a_pack_is_served_with_the_tokenizer_of_its_checkpoint(self):
+        """Of the folder that it was made from; when that has gone, of the folder it lies in."""
+        stack = self.stack(emberd=("--standby=0",))
+        g = stack.gateway
+        want = g.complete(STORY, max_tokens=8, temperature=0)["choices"]
+        made_from, moved_to = (os.path.join(stack.folder, name) for name in ("made_from", "moved_to"))
+        shutil.copytree(gateway.TINY, made_from)
+        pack = os.path.join(stack.folder, "tiny.pack")
+
+        def ctl(*words):
+            subprocess.run([CTL, *words], check=True, stdout=subprocess.DEVNULL,
+                           env=dict(os.environ, EMBER_SOCKET=stack.emberd.socket))
+
+        def length(name):
+            return {m["id"]: m["max_model_len"] for m in g.get("/v1/models")[2]["data"]}[name]
+
+        ctl("pack", made_from, "-o", pack)
+        ctl("load", pack, "--name=packed")
+        self.assertEqual(g.complete(STORY, model="packed", max_tokens=8, temperature=0)["choices"], want)
+        os.mkdir(moved_to)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.move(os.path.join(made_from, name), moved_to)
+        shutil.rmtree(made_from)
+        shutil.move(pack, moved_to)
+        ctl("load", os.path.join(moved_to, "tiny.pack"), "--name=moved")
+        self.assertEqual(g.complete(STORY, model="moved", max_tokens=8, temperature=0)["choices"], want)
+        self.assertEqual(length("moved"), length("ember-tiny"))
+
+    def test_what_will_never_fit_is_refused_at_once(self):
+        """Instead of waiting for room until queue_timeout."""
+        def ask(g, name):
+            status, _, reply = g.request("POST", "/v1/completions", {"model": name, "prompt": "x"})
+            self.assertEqual((status, reply["error"]["code"]), (503, "model_unavailable"))
+            self.assertRegex(reply["error"]["message"], "needs .* MiB; the budget is .*memory_limit")
+
+        ask(self.stack("--queue-timeout=10m", emberd=("--memory-limit=1MiB",)).gateway, "ember-tiny")
+        stack = self.stack("--queue-timeout=10m", emberd=("--standby=0",))
+        subprocess.run([CTL, "load", gateway.TINY, "--name=wide", "--kv-bytes=99999GiB"], check=True,
+                       stdout=subprocess.DEVNULL, env=dict(os.environ, EMBER_SOCKET=stack.emberd.socket))
+        ask(stack.gateway, "wide")
+        # The name is free for one that fits.
+        stack.gateway.complete(STORY, max_tokens=4)
+
     def test_models_that_come_and_go_leave_nothing(self):
         stack = self.stack(emberd=("--standby=0",))
         g = stack.gateway
@@ -512,12 +613,18 @@ class Fleet(unittest.TestCase):
     def test_waiting_for_a_cold_model_is_bounded(self):
         """Its stream shows life, and ends by its own deadline with an error that says so."""
         stack = self.stack("--heartbeat=100ms", "--queue-timeout=3s",
-                           emberd=("--standby=0", "--memory-limit=20MiB"))
-        chunks = list(stack.gateway.stream("/v1/completions", prompt="x"))
+                           emberd=("--standby=0", "--memory-limit=150MiB", "--kv-bytes=60MiB"))
+        env = dict(os.environ, EMBER_SOCKET=stack.emberd.socket)
+        subprocess.run([CTL, "load", gateway.TINY, "--name=held", "--kv-bytes=70MiB"], check=True,
+                       stdout=subprocess.DEVNULL, env=env)
+        subprocess.run([CTL, "spawn", "held", "--ttl=10m"], check=True, stdout=subprocess.DEVNULL,
+                       env=env)  # would fit without it
+        chunks = list(stack.gateway.stream("/v1/completions", model="ember-tiny", prompt="x"))
         self.assertGreaterEqual(sum(isinstance(c, str) and c.startswith(":") for c in chunks), 2)
         self.assertEqual(chunks[-1], "[DONE]")
         self.assertIn("error", chunks[-2])
-        status, headers, reply = stack.gateway.request("POST", "/v1/completions", {"prompt": "x"})
+        status, headers, reply = stack.gateway.request("POST", "/v1/completions",
+                                                       {"model": "ember-tiny", "prompt": "x"})
         self.assertEqual(status, 503, reply)
         self.assertIn("Retry-After", headers)
 
