@@ -258,6 +258,8 @@ int run_cache_import(const struct verb_call *call)
         r = open_cache(call, false, &cache, &err);
     if (r == 0)
         r = cache_import(cache, fd, &result, &err);
+    if (r < 0 && cache && !from_stdin)
+        error_prefix(&err, "%s", call->argv[0]);
     if (r < 0)
         return cli_fail(call, &err);
     return cli_print_object(call,

@@ -244,7 +244,8 @@ static int load_opened(const struct checkpoint *checkpoint, const struct load_op
     struct loaded loaded = *ret;
 
     loading.config = checkpoint_config(checkpoint, &loading.config_len);
-    int r = model_from_config(loading.config, loading.config_len, loading.dir, &model, err);
+    _cleanup_free_ char *name = x_printf("%s/config.json", loading.dir);
+    int r = model_from_config(loading.config, loading.config_len, name, &model, err);
     if (r == 0 && options->quant && *options->quant)
         r = quantize_rules_parse(options->quant, &rules, err);
     if (r == 0)

@@ -764,7 +764,10 @@ int api_parse(enum api_kind kind, const char *body, size_t len, struct api_reque
             error_set(&fail->err, EINVAL, "the body is not a JSON object");
         else
             error_set(&fail->err, EINVAL, "the body is not JSON: line %d column %d: %s", e.line,
-                      e.column, e.text);
+                      e.column,
+                      json_error_code(&e) == json_error_null_character
+                          ? "a text with \\u0000 in it is not taken"
+                          : e.text);
     } else {
         json_object_foreach(ret->json, p.name, p.value) one_field(&p);
         check_whole(&p);

@@ -339,7 +339,8 @@ static void put_line(struct child *c)
     if (!len)
         return;
     len = MIN(len, sizeof c->last_line - 1);
-    memcpy(c->last_line, text, len);
+    for (size_t i = 0; i < len; i++) /* it will stand between quotes */
+        c->last_line[i] = text[i] == '"' ? '\'' : text[i];
     c->last_line[len] = 0;
 }
 
@@ -437,16 +438,19 @@ static bool is_crash(int sig)
 
 static void explain_exit(struct child *c, const siginfo_t *info)
 {
-    const char *colon = *c->last_line ? ": " : "";
+    const bool exited = info->si_code == CLD_EXITED;
+    /* Why another process kills it stands in no line of its own. */
+    const bool told = *c->last_line && (exited || is_crash(info->si_status));
+    const char *colon = told ? ": " : "", *line = told ? c->last_line : "";
 
-    if (info->si_code == CLD_EXITED && info->si_status == 0)
+    if (exited && info->si_status == 0)
         child_last_words(c, EPIPE, "exited");
-    else if (info->si_code == CLD_EXITED)
-        child_last_words(c, EIO, "exited with status %d%s%s", info->si_status, colon, c->last_line);
+    else if (exited)
+        child_last_words(c, EIO, "exited with status %d%s%s", info->si_status, colon, line);
     else
         child_last_words(c, is_crash(info->si_status) ? EFAULT : EIO,
                          "killed by signal %d (%s)%s%s", info->si_status,
-                         sigdescr_np(info->si_status), colon, c->last_line);
+                         sigdescr_np(info->si_status), colon, line);
 }
 
 static void on_exit_event(int fd, short what, void *arg)

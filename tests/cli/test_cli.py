@@ -319,6 +319,8 @@ class Caches(unittest.TestCase):
             bundle = os.path.join(d, "bundle")
             ctl("cache", "export", bundle, f"--cache-dir={cache}")
             ctl("cache", "import", bundle, f"--cache-dir={other}")
+            wrong = ctl("cache", "import", EMBERCTL, f"--cache-dir={other}", check=False)
+            self.assertIn(f"{EMBERCTL}: bundle: not a bundle", wrong.stderr)
             again = json.loads(ctl("cache", "ls", f"--cache-dir={other}", "--json").stdout)
             self.assertEqual({e["key"] for e in entries}, {e["key"] for e in again})
             with Daemon("--standby=0", cache=other, compile="auto") as daemon:

@@ -319,9 +319,9 @@ class EndToEnd(Real):
                    "model.safetensors")
         self.fails(CODE.UNIMPLEMENTED, broken("strange", configure(model_type="strange")), "strange")
         self.fails(CODE.INVALID_ARGUMENT, broken("deep", configure(num_hidden_layers=10 ** 9)),
-                   "num_hidden_layers")
+                   "deep/config.json: .*num_hidden_layers")
         self.fails(CODE.INVALID_ARGUMENT, broken("nan", configure(rms_norm_eps=float("nan"))),
-                   "NaN")
+                   "nan/config.json: .*NaN")
         self.assertEqual(self.driver(d.client.SpawnInstance()).case(CASES[0]),
                          CASES[0]["greedy_ids"])
 

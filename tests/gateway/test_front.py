@@ -92,6 +92,8 @@ class Managed(unittest.TestCase):
         text = w.complete(STORY, max_tokens=8)["choices"]
         status = w.status()
         instances = sorted(w.emberd.instances())
+        w.complete(STORY, max_tokens=1, no_such_field=1)  # a warning, and not why it ends
+        wait_until(lambda: "no_such_field" in w.emberd.text(), "it warns")
         os.kill(before["pid"], signal.SIGKILL)
         # Asked at once: the connection waits in the socket that emberd holds.
         self.assertEqual(w.complete(STORY, max_tokens=8)["choices"], text)

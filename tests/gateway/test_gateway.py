@@ -429,6 +429,7 @@ class Api(Case):
     def test_errors(self):
         c, h = "/v1/completions", "/v1/chat/completions"
         self.fails(400, c, "{", "not JSON")
+        self.fails(400, c, '{"prompt": "a\\u0000b"}', r"text with .u0000 in it is not taken$")
         self.fails(400, c, "[1]", "not a JSON object")
         self.fails(404, c, {"model": "nope", "prompt": "x"}, "`nope` does not exist",
                    "model_not_found", "model")
