@@ -13,6 +13,7 @@
 struct view {
     const struct verb_call *call;
     json_t *rows;
+    struct error *err;
 };
 
 static void print_head(const struct kernels_bench_machine *m)
@@ -46,7 +47,7 @@ static int on_row(void *user, const struct kernels_bench_machine *m,
                row->bandwidth * 100, row->peak * 100, row->specialised ? "specialised" : "");
         fflush(stdout);
     }
-    return cli_interrupted ? -ECANCELED : 0;
+    return cli_interrupted ? error_set(view->err, ECANCELED, "interrupted") : 0;
 }
 
 int run_bench_kernels(const struct verb_call *call)
@@ -58,8 +59,8 @@ int run_bench_kernels(const struct verb_call *call)
                                             .kernel = verb_string(call, "kernel"),
                                             .threads = (uint32_t)verb_int(call, "threads"),
                                             .isa = cli_isa(call)};
-    struct view view = {.call = call, .rows = json_array()};
     struct error err = {0};
+    struct view view = {.call = call, .rows = json_array(), .err = &err};
 
     cli_catch_interrupts();
     int r = kernels_bench(cpu_backend(), &options, on_row, &view, &err);

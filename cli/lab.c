@@ -154,7 +154,8 @@ static int wait_ready(struct lab *lab, int timeout_ms, struct error *err)
             return error_set(err, EPIPE, "emberd ended at its start (its last lines are above)");
         }
         if (clock_ns() > until || cli_interrupted)
-            return error_set(err, cli_interrupted ? ECANCELED : ETIMEDOUT, "emberd is not ready");
+            return error_set(err, cli_interrupted ? ECANCELED : ETIMEDOUT, "%s",
+                             cli_interrupted ? "interrupted" : "emberd is not ready");
         struct pollfd p = {.fd = lab->notify, .events = POLLIN};
         poll(&p, 1, 20);
     }

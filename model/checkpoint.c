@@ -216,6 +216,8 @@ int checkpoint_open(const char *dir, struct checkpoint **ret, struct error *err)
     if (!c || !config || !single || !index || !(c->dir = strdup(dir)))
         return error_set(err, ENOMEM, "%s: no memory", dir);
     r = fd_read_file(config, CONFIG_BYTES_MAX, &c->config, &c->config_len, err);
+    if (r == -ENOTDIR)
+        return error_set(err, ENOTDIR, "%s: neither a checkpoint's folder nor a pack", dir);
     if (r < 0)
         return r;
     if (access(single, F_OK) == 0)

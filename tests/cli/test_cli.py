@@ -436,6 +436,14 @@ class Ends(unittest.TestCase):
             with open(fds) as f:  # a compiler gets nothing of ours but its three
                 self.assertNotIn("socket:", f.read())
 
+    def test_an_interrupted_bench_says_so(self):
+        run = subprocess.Popen([EMBERCTL, "bench", "kernels"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+        run.stdout.readline()  # it measures
+        run.send_signal(signal.SIGINT)
+        _, said = run.communicate(timeout=60)
+        self.assertEqual((run.returncode, said), (130, "emberctl: interrupted\n"))
+
     def test_interrupt_gives_the_instance_back(self):
         with Daemon() as d:
             run = subprocess.Popen([EMBERCTL, "generate", "--ignore-eos", "-n", "1900", QUESTION],

@@ -133,6 +133,11 @@ class Packs(unittest.TestCase):
         run = ctl("pack", "verify", os.path.join(self.model, "config.json"), check=False)
         self.assertEqual(run.returncode, 1)
         self.assertIn("config.json", run.stderr)
+        empty = os.path.join(self.dir, "empty.pack")
+        open(empty, "w").close()
+        run = ctl("pack", empty, check=False)
+        self.assertEqual(run.returncode, 1, run.stderr)
+        self.assertIn("empty.pack: neither a checkpoint's folder nor a pack", run.stderr)
 
 
 if __name__ == "__main__":
