@@ -123,7 +123,7 @@ enum {
 
 /* x of linear.int that was handed over (x_int.h): rows from which on matrix tiles take it, which
  * do not gate */
-#define X_UNITS_LEAST 8
+#define X_UNITS_LEAST 17
 
 /* rope_table */
 enum {
