@@ -107,7 +107,7 @@ static uint32_t find_node(struct states *s, const struct entry *entries, uint32_
     for (; s->by_node.table[at]; at = (at + 1) & (s->by_node.size - 1)) {
         const struct stack_node *x = &s->nodes[s->by_node.table[at] - 1];
         if (x->hash == hash && x->n == n &&
-            !memcmp(s->entries + x->first, entries, n * sizeof *entries))
+            (!n || !memcmp(s->entries + x->first, entries, n * sizeof *entries)))
             return s->by_node.table[at] - 1;
     }
     if (!grow(s, &s->nodes, &s->cap_nodes, (uint64_t)s->n_nodes + 1, sizeof *s->nodes) ||
@@ -189,7 +189,7 @@ static uint32_t intern_set(struct states *s, struct item *items, uint32_t n, boo
     for (; s->by_set.table[at]; at = (at + 1) & (s->by_set.size - 1)) {
         const struct set *x = &s->sets[s->by_set.table[at] - 1];
         if (x->hash == hash && x->n == out && x->may_end == may_end &&
-            !memcmp(s->items + x->first, items, out * sizeof *items))
+            (!out || !memcmp(s->items + x->first, items, out * sizeof *items)))
             return s->by_set.table[at] - 1;
     }
     if (!grow(s, &s->sets, &s->cap_sets, (uint64_t)s->n_sets + 1, sizeof *s->sets) ||

@@ -213,17 +213,17 @@ class Checkpoints(Attack):
 
     def test_model_too_large_is_refused_with_the_numbers(self):
         d = self.daemon("--memory-limit=8MiB", "--standby=0")
-        self.fails(CODE.RESOURCE_EXHAUSTED, lambda: d.client.LoadModel(path=TINY),
+        self.fails(CODE.OUT_OF_RANGE, lambda: d.client.LoadModel(path=TINY),
                    r"needs \d+\.\d MiB; the budget is 8.0 MiB")
         d.load(GOLDEN)
-        self.fails(CODE.RESOURCE_EXHAUSTED, lambda: d.client.SpawnInstance(model="llama"),
+        self.fails(CODE.OUT_OF_RANGE, lambda: d.client.SpawnInstance(model="llama"),
                    r"needs \d+\.\d MiB; the budget is 8.0 MiB")
         self.nothing_left(d)
 
     def test_kv_memory_absurd(self):
         d = self.daemon("--standby=0")
         self.assertTrue(d.load(kv_bytes=2 ** 64 - 1))
-        self.fails(CODE.RESOURCE_EXHAUSTED, d.client.SpawnInstance, "budget")
+        self.fails(CODE.OUT_OF_RANGE, d.client.SpawnInstance, "budget")
         self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(kv_bytes=1), "kv_bytes is 1; one page")
         d.load(kv_bytes=8 << 20)
         self.serves(d)

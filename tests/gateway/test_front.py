@@ -532,11 +532,12 @@ class Fleet(unittest.TestCase):
         want = g.complete(STORY, max_tokens=4)["choices"]
         names = [f"m{i}" for i in range(4)]
         come_and_go(names)
-        before = g.fds(), len(g.get("/v1/models")[2]["data"]), labels()
+        fds, before = g.fds(), (len(g.get("/v1/models")[2]["data"]), labels())
         rss = g.rss()
         for _ in range(3):
             come_and_go(names)
-        self.assertEqual((g.fds(), len(g.get("/v1/models")[2]["data"]), labels()), before)
+        self.assertEqual((len(g.get("/v1/models")[2]["data"]), labels()), before)
+        wait_until(lambda: g.fds() <= fds, "descriptors are as before")
         print(f"memory {rss >> 10}, then {g.rss() >> 10} KiB", flush=True)
         self.assertLess(g.rss() - rss, 8 << 20)
         self.assertEqual(g.text().count("model forgotten"), 16)
