@@ -539,7 +539,8 @@ class Fleet(unittest.TestCase):
         self.assertEqual((len(g.get("/v1/models")[2]["data"]), labels()), before)
         wait_until(lambda: g.fds() <= fds, "descriptors are as before")
         print(f"memory {rss >> 10}, then {g.rss() >> 10} KiB", flush=True)
-        self.assertLess(g.rss() - rss, 8 << 20)
+        if "ASAN_OPTIONS" not in os.environ:  # what is freed waits there
+            self.assertLess(g.rss() - rss, 8 << 20)
         self.assertEqual(g.text().count("model forgotten"), 16)
         self.assertEqual(g.complete(STORY, max_tokens=4)["choices"], want)
 
