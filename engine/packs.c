@@ -125,7 +125,8 @@ static int make_room(const struct packs_options *options, const char *path, uint
         return error_set(err, E2BIG, "%s would have %llu bytes; packs may take %llu (packs_limit)",
                          path, (unsigned long long)need, (unsigned long long)options->limit);
     list_kept(options->folder, path, &kept);
-    qsort(kept.list, kept.n, sizeof *kept.list, by_use);
+    if (kept.n) /* no list is no array of none */
+        qsort(kept.list, kept.n, sizeof *kept.list, by_use);
     for (size_t i = 0; i < kept.n && kept.bytes + need > options->limit; i++)
         if (remove_kept(kept.list[i].path))
             kept.bytes -= kept.list[i].bytes;
