@@ -13,13 +13,13 @@ static const char *const names[FAULT_COUNT] = {
 #undef X
 };
 
+/* All of it atomic: tests arm points anew while threads of an engine pass them. */
 static struct {
-    bool set, kill;
-    unsigned long nth;
-    atomic_ulong passed;
+    atomic_bool set, kill;
+    atomic_ulong nth, passed;
 } points[FAULT_COUNT];
 
-bool fault_armed;
+atomic_bool fault_armed;
 
 static void arm(const char *item, size_t len)
 {
@@ -29,9 +29,9 @@ static void arm(const char *item, size_t len)
     for (int i = 0; i < FAULT_COUNT; i++) {
         if (strlen(names[i]) != name_len || memcmp(names[i], item, name_len))
             continue;
-        points[i].set = true;
         points[i].nth = colon ? strtoul(colon + 1, NULL, 10) : 0;
         points[i].kill = memmem(item, len, "=kill", 5) != NULL;
+        points[i].set = true; /* last, so that who sees it sees which passage is meant */
         fault_armed = true;
     }
 }
@@ -42,8 +42,8 @@ __attribute__((constructor)) void fault_init(void)
 
     fault_armed = false;
     for (int i = 0; i < FAULT_COUNT; i++) {
-        points[i].set = points[i].kill = false;
-        atomic_store(&points[i].passed, 0);
+        points[i].set = false;
+        points[i].passed = 0;
     }
     while (spec && *spec) {
         size_t len = strcspn(spec, ",");
@@ -56,8 +56,8 @@ bool fault_hit_slow(enum fault_point point)
 {
     if (!points[point].set)
         return false;
-    unsigned long passage = atomic_fetch_add(&points[point].passed, 1) + 1;
-    if (points[point].nth && passage != points[point].nth)
+    unsigned long passage = ++points[point].passed, nth = points[point].nth;
+    if (nth && passage != nth)
         return false;
     if (points[point].kill)
         kill(getpid(), SIGKILL);

@@ -10,6 +10,7 @@
 #ifndef EMBER_BASE_FAULT_H
 #define EMBER_BASE_FAULT_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 
 #define FAULT_POINTS(X)                                                                            \
@@ -38,16 +39,18 @@ enum fault_point {
         FAULT_COUNT
 };
 
-extern bool fault_armed;
+extern atomic_bool fault_armed;
 bool fault_hit_slow(enum fault_point point);
 
 /* True when this passage is to fail. May not return (kill). Thread-safe. */
 static inline bool fault_hit(enum fault_point point)
 {
-    return __builtin_expect(fault_armed, 0) && fault_hit_slow(point);
+    return __builtin_expect(atomic_load_explicit(&fault_armed, memory_order_relaxed), 0) &&
+           fault_hit_slow(point);
 }
 
-/* Reads EMBER_FAULT (called by a constructor); tests call it again after setenv. Resets counts. */
+/* Reads EMBER_FAULT (called by a constructor); tests call it again after setenv, also while other
+ * threads pass points. Resets counts. */
 void fault_init(void);
 
 #endif

@@ -28,8 +28,13 @@ void log_stamp(bool on);
 /* Writes a line (without its end) of another process in this one's form. */
 void log_pass(const char *text, size_t len);
 
-/* One line: `message`, a few constant words, then `fields`, key=value as printf has it; use the
- * macros. */
+/*
+ * One line: `message`, a few constant words, then `fields`: key=VALUE or key="VALUE", a blank
+ * between them, VALUE as printf has it (%s, %d, %u, %x, %f, %g, with l, ll or z). Lines are logfmt:
+ * a value in quotes has " and \ escaped by \, control characters as in JSON (\n, \u001b); one
+ * without gets quotes when what it prints needs them. What is beyond 2 KiB is cut, its quotes
+ * closed. Use the macros.
+ */
 void log_write(enum log_level level, const char *message, const char *fields, ...)
     __attribute__((format(printf, 3, 4)));
 

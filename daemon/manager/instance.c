@@ -243,9 +243,9 @@ static void on_ready(struct mgr_instance *i, const Ember__V1__InstanceReady *rea
     model->error = (struct error){0};
     child_deadline(i->child, 0, NULL);
     mgr_instance_set_state(i, INSTANCE_WARM);
-    log_info("instance ready", "id=%s model=%s pid=%d ms=%.1f bytes=%llu%s", i->id, model->name,
-             (int)i->pid, (double)(i->ready_ns - i->started_ns) / 1e6, (unsigned long long)i->bytes,
-             ready->early ? " early=1" : "");
+    log_info("instance ready", "id=%s model=%s pid=%d ms=%.1f bytes=%llu early=%s", i->id,
+             model->name, (int)i->pid, (double)(i->ready_ns - i->started_ns) / 1e6,
+             (unsigned long long)i->bytes, ready->early ? "yes" : "no");
     if (*ready->notice && strcmp(model->mgr->notice, ready->notice)) {
         snprintf(model->mgr->notice, sizeof model->mgr->notice, "%s", ready->notice);
         log_info("notice", "text=\"%s\"", model->mgr->notice);

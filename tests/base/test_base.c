@@ -2,12 +2,14 @@
 /* errors, sizes and buffers, descriptors and their passing, digests, fault points, log lines. */
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -296,6 +298,35 @@ static void test_fault_once_among_threads(void **state)
     assert_int_equal(hits[0] + hits[1] + hits[2] + hits[3], 1);
 }
 
+static void *pass_until(void *arg)
+{
+    atomic_size_t *hits = arg; /* [0] is how many there were, [1] ends it */
+
+    while (!hits[1])
+        hits[0] += fault_hit(FAULT_COMPILE);
+    return NULL;
+}
+
+/* Tests of the engine arm points while its threads run: one hit each time, and no data race. */
+static void test_fault_armed_under_threads(void **state)
+{
+    atomic_size_t hits[2] = {0, 0};
+    pthread_t threads[4];
+
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, pass_until, hits), 0);
+    for (size_t i = 1; i <= 200; i++) {
+        arm("compile:1");
+        while (hits[0] < i)
+            sched_yield();
+        assert_int_equal(hits[0], i);
+    }
+    hits[1] = 1;
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(hits[0], 200);
+}
+
 static void test_fault_kill(void **state)
 {
     int status;
@@ -348,12 +379,47 @@ static void test_log_lines(void **state)
     assert_string_equal(line, "");
     /* A name from outside cannot forge a line of its own. */
     LOGGED(line, log_error("load", "model=%s", "a\n<3>toyd: forged\r\t\x1b[2J"));
-    assert_string_equal(line, "<3>toyd: load model=a <3>toyd: forged   [2J\n");
+    assert_string_equal(line, "<3>toyd: load model=\"a\\n<3>toyd: forged\\r\\t\\u001b[2J\"\n");
     memset(wide, 'w', sizeof wide);
     wide[sizeof wide - 1] = 0;
     LOGGED(line, log_error(wide, "x=%s", wide));
     assert_true(strlen(line) < 2100);
     assert_int_equal(line[strlen(line) - 1], '\n');
+}
+
+/* Parsers of logfmt get back what was meant, whatever stands in a value. */
+static void test_log_values_are_logfmt(void **state)
+{
+    char line[8192], wide[4000];
+
+    log_init("toyd", LOG_LEVEL_INFO);
+    LOGGED(line, log_warn("no model", "path=%s error=\"%s\" n=%zu", "/m/x", "no \"x\" in C:\\m",
+                          (size_t)7));
+    assert_string_equal(line,
+                        "<4>toyd: no model path=/m/x error=\"no \\\"x\\\" in C:\\\\m\" n=7\n");
+    LOGGED(line, log_info("odd", "a=%s b=%s c=%s d=%s e=\"%s\" f=%s.%s", "two words", "x=y", "",
+                          "it's", "", "k", "l"));
+    assert_string_equal(line, "<6>toyd: odd a=\"two words\" b=\"x=y\" c= d=it's e=\"\" f=k.l\n");
+    LOGGED(line,
+           log_info("numbers", "a=%d b=%u c=%llu d=%.2f e=%ld f=%x g=%d%% h=\"%.3s\"", -1,
+                    4000000000u, 18446744073709551615ull, 2.5, -5000000000l, 255, 50, "abcdef"));
+    assert_string_equal(line, "<6>toyd: numbers a=-1 b=4000000000 c=18446744073709551615 d=2.50 "
+                              "e=-5000000000 f=ff g=50% h=\"abc\"\n");
+    /* What is cut has its quotes closed, wherever the cut falls, and the rest is left out. */
+    memset(wide, '"', sizeof wide);
+    for (size_t n = 900; n < 1100; n++) {
+        wide[n] = 0;
+        LOGGED(line, log_info("cut", "why=\"%s\" x=\"%s\" y=%s", wide, wide, "z"));
+        wide[n] = '"';
+        size_t len = strlen(line), quotes = 0;
+        assert_true(len <= 2048);
+        assert_int_equal(line[len - 1], '\n');
+        for (size_t i = 0; i < len; i++) {
+            i += line[i] == '\\';
+            quotes += line[i] == '"' && line[i - 1] != '\\';
+        }
+        assert_int_equal(quotes % 2, 0);
+    }
 }
 
 /* Well-formed or not as Unicode 15, table 3-7, has it. */
@@ -462,8 +528,10 @@ int main(void)
         cmocka_unit_test(test_utf8_excerpt),
         cmocka_unit_test(test_error_text_is_tame),
         cmocka_unit_test_teardown(test_fault_once_among_threads, disarm),
+        cmocka_unit_test_teardown(test_fault_armed_under_threads, disarm),
         cmocka_unit_test(test_fault_kill),
         cmocka_unit_test(test_log_lines),
+        cmocka_unit_test(test_log_values_are_logfmt),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }
