@@ -6,7 +6,9 @@
 #include <errno.h>
 #include <ini.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/fd.h"
 
@@ -337,7 +339,21 @@ static bool is_config(int argc, char **argv, int *i, const char **ret_path)
     return true;
 }
 
-/* The file to read: that of --config, else the default one when it is there. */
+/* The user's own file: below $XDG_CONFIG_HOME, without root also ~/.config. NULL: none. */
+static char *own_file(const struct config_program *program)
+{
+    const char *xdg = getenv("XDG_CONFIG_HOME"), *home = getenv("HOME");
+
+    if (!program->own_file)
+        return NULL;
+    if (xdg && *xdg == '/')
+        return x_printf("%s/%s", xdg, program->own_file);
+    if (geteuid() != 0 && home && *home == '/')
+        return x_printf("%s/.config/%s", home, program->own_file);
+    return NULL;
+}
+
+/* The file to read: that of --config, else the first of the usual ones that is there. */
 static int read_files(const struct config_program *program, int argc, char **argv, void *options,
                       struct error *err)
 {
@@ -350,9 +366,10 @@ static int read_files(const struct config_program *program, int argc, char **arg
         return error_set(err, EINVAL, "command line: --config needs a value: PATH");
     if (given)
         return config_read_file(program, path, options, err);
-    if (!program->default_file)
-        return 0;
-    int r = config_read_file(program, program->default_file, options, err);
+    _cleanup_free_ char *own = own_file(program);
+    int r = own ? config_read_file(program, own, options, err) : -ENOENT;
+    if (r == -ENOENT && program->default_file)
+        r = config_read_file(program, program->default_file, options, err);
     return r == -ENOENT ? 0 : r;
 }
 

@@ -45,6 +45,8 @@ struct config_program {
     const char *summary;      /* "keeps model weights resident and ..." */
     const char *about;        /* paragraphs, may be NULL */
     const char *default_file; /* read when it exists and --config is not given; may be NULL */
+    const char *own_file;     /* below $XDG_CONFIG_HOME, or ~/.config without root: instead of
+                               * default_file where it exists; may be NULL */
     const char *see_also;
     const struct config_key *keys;
     size_t n_keys;
@@ -63,8 +65,8 @@ enum config_action {
 
 /*
  * Sets every member of `options` (a zeroed struct, or one that config_free has seen): defaults,
- * then the file (--config=FILE, which must exist, or default_file), then the command line.
- * Returns an enum config_action (what is to be printed by config_print instead of running) or
+ * then the file (--config=FILE, which must exist, or own_file, or default_file), then the command
+ * line. Returns an enum config_action (what is to be printed by config_print instead of running) or
  * -EINVAL, -ENOENT, ...: the text names file, line and key, what is allowed, and the nearest key.
  * On failure `options` is empty again.
  */

@@ -345,16 +345,26 @@ static bool append_parent(const char *variable, struct buffer *out)
     return true;
 }
 
+/*
+ * /run/user/UID is a login session's: logind sets the variable for each login, root's too, su
+ * leaves it to another user, and the folder goes with the session. So for root it is nobody's
+ * choice.
+ */
+static bool chosen_runtime(const char *xdg)
+{
+    return xdg && *xdg == '/' && (geteuid() != 0 || strncmp(xdg, "/run/user/", 10));
+}
+
 static void append_runtime(struct buffer *out)
 {
     const char *xdg = getenv("XDG_RUNTIME_DIR");
 
     if (append_parent("RUNTIME_DIRECTORY", out))
         return;
-    if (geteuid() == 0)
-        buffer_printf(out, "/run");
-    else if (xdg && *xdg == '/')
+    if (chosen_runtime(xdg))
         buffer_printf(out, "%s", xdg);
+    else if (geteuid() == 0)
+        buffer_printf(out, "/run");
     else
         buffer_printf(out, "/tmp/emberd-%u", (unsigned)geteuid());
 }
@@ -365,10 +375,10 @@ static void append_cache(struct buffer *out)
 
     if (append_parent("CACHE_DIRECTORY", out))
         return;
-    if (geteuid() == 0)
-        buffer_printf(out, "/var/cache");
-    else if (xdg && *xdg == '/')
+    if (xdg && *xdg == '/')
         buffer_printf(out, "%s", xdg);
+    else if (geteuid() == 0)
+        buffer_printf(out, "/var/cache");
     else if (home && *home == '/')
         buffer_printf(out, "%s/.cache", home);
     else

@@ -73,8 +73,9 @@ const char *value_word(enum value_type type, const char *limits);
 
 /*
  * Copies `text`, replacing %t (directory for run-time files: the parent of systemd's
- * RUNTIME_DIRECTORY, else /run as root, $XDG_RUNTIME_DIR, /tmp/emberd-UID), %C (for caches:
- * CACHE_DIRECTORY's parent, /var/cache, $XDG_CACHE_HOME, ~/.cache), %D (this program's data:
+ * RUNTIME_DIRECTORY, else $XDG_RUNTIME_DIR, which for root does not count below /run/user; else
+ * /run as root, /tmp/emberd-UID), %C (for caches: CACHE_DIRECTORY's parent, $XDG_CACHE_HOME, else
+ * /var/cache as root, ~/.cache), %D (this program's data:
  * $EMBER_DATADIR, ../share/emberd from the program, its source tree, or where it was to be
  * installed) and %% (a percent sign); a leading
  * "~/" is $HOME. Returns 0 and an owned string, or -EINVAL for another % sequence.

@@ -17,6 +17,7 @@ const struct config_program gateway_program = {
         "for good, and may run on its own beside any emberd on the same host.\n\n"
         "SIGTERM ends it after the streams that are under way.",
     .default_file = "/etc/emberd/gateway.conf",
+    .own_file = "emberd/gateway.conf",
     .see_also = "emberd(8), emberctl(1)",
     .keys = keys,
     .n_keys = ARRAY_LEN(keys),

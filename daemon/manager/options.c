@@ -21,6 +21,7 @@ const struct config_program emberd_program = {
         "SIGTERM ends it after the generations that are under way; SIGHUP reads the configuration "
         "again.",
     .default_file = "/etc/emberd/emberd.conf",
+    .own_file = "emberd/emberd.conf",
     .see_also = "emberctl(1), ember-gateway(8)",
     .keys = keys,
     .n_keys = ARRAY_LEN(keys),

@@ -7,7 +7,9 @@
 #include <cmocka.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/config.h"
@@ -264,6 +266,45 @@ static void test_help_survives_a_broken_file(void **state)
     config_free(&broken, &toy);
 }
 
+/* A file of the user's own goes before the system's, and --config before both. */
+static void test_own_file(void **state)
+{
+    char home[] = "/tmp/ember-config-XXXXXX", *none[] = {"toy", NULL};
+    struct config_program both = program;
+    struct toy toy = {0};
+
+    assert_non_null(mkdtemp(home));
+    _cleanup_free_ char *own = x_printf("%s/toy.conf", home);
+    both.default_file = write_file("[oven]\nheat = 100\n");
+    both.own_file = "toy.conf";
+    setenv("XDG_CONFIG_HOME", home, 1);
+    assert_int_equal(config_read(&both, 1, none, &toy, NULL), CONFIG_RUN);
+    assert_int_equal(toy.heat, 100); /* there is none */
+    FILE *f = fopen(own, "w");
+    fputs("[oven]\nheat = 200\n", f);
+    fclose(f);
+    assert_int_equal(config_read(&both, 1, none, &toy, NULL), CONFIG_RUN);
+    assert_int_equal(toy.heat, 200);
+    char *given[] = {"toy", "--config", (char *)both.default_file, NULL};
+    assert_int_equal(config_read(&both, 3, given, &toy, NULL), CONFIG_RUN);
+    assert_int_equal(toy.heat, 100);
+    setenv("XDG_CONFIG_HOME", "relative", 1); /* ignored, as the specification wants it */
+    setenv("HOME", home, 1);
+    assert_int_equal(config_read(&both, 1, none, &toy, NULL), CONFIG_RUN);
+    assert_int_equal(toy.heat, 100);
+    unsetenv("XDG_CONFIG_HOME");
+    _cleanup_free_ char *dot = x_printf("%s/.config", home),
+                        *dot_own = x_printf("%s/toy.conf", dot);
+    assert_int_equal(mkdir(dot, 0755), 0);
+    assert_int_equal(rename(own, dot_own), 0);
+    assert_int_equal(config_read(&both, 1, none, &toy, NULL), CONFIG_RUN);
+    assert_int_equal(toy.heat, geteuid() ? 200 : 100);
+    config_free(&both, &toy);
+    unlink(dot_own);
+    rmdir(dot);
+    rmdir(home);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -271,6 +312,7 @@ int main(void)
         cmocka_unit_test(test_file_then_command_line),
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_bad_command_lines),
+        cmocka_unit_test(test_own_file),
         cmocka_unit_test(test_reload),
         cmocka_unit_test(test_shown_configuration_reads_back),
         cmocka_unit_test(test_texts_name_every_key),

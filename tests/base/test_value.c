@@ -150,7 +150,7 @@ static void test_expand(void **state)
     setenv("EMBER_DATADIR", "/data", 1);
     setenv("HOME", "/h", 1);
     assert_expands("%t/x", geteuid() ? "/run/user/5/x" : "/run/x");
-    assert_expands("%C/x", geteuid() ? "/h/cache/x" : "/var/cache/x");
+    assert_expands("%C/x", "/h/cache/x");
     assert_expands("%D/m", "/data/m");
     assert_expands("~/m%%", "/h/m%");
     assert_expands("/a~/m", "/a~/m");
@@ -167,6 +167,35 @@ static void test_expand(void **state)
     assert_int_equal(value_expand("%D/models/ember-tiny/config.json", &path, &err), 0);
     assert_int_equal(access(path, R_OK), 0); /* installed, or else the source tree */
     free(path);
+}
+
+/* What is set wins, for root as well, but for the folder of a login session. */
+static void test_folders_of_xdg(void **state)
+{
+    bool root = geteuid() == 0;
+
+    unsetenv("RUNTIME_DIRECTORY");
+    unsetenv("CACHE_DIRECTORY");
+    setenv("HOME", "/h", 1);
+    setenv("XDG_RUNTIME_DIR", "/srv/t", 1);
+    setenv("XDG_CACHE_HOME", "/srv/c", 1);
+    assert_expands("%t", "/srv/t");
+    assert_expands("%C", "/srv/c");
+    setenv("XDG_RUNTIME_DIR", "/run/user/0", 1);
+    assert_expands("%t", root ? "/run" : "/run/user/0");
+    setenv("XDG_RUNTIME_DIR", "relative", 1); /* not valid: the specification says to ignore it */
+    setenv("XDG_CACHE_HOME", "relative", 1);
+    _cleanup_free_ char *own = x_printf("/tmp/emberd-%u", (unsigned)geteuid());
+    assert_expands("%t", root ? "/run" : own);
+    assert_expands("%C", root ? "/var/cache" : "/h/.cache");
+    setenv("RUNTIME_DIRECTORY", "/run/emberd", 1); /* systemd's own are more special */
+    setenv("CACHE_DIRECTORY", "/var/cache/emberd", 1);
+    setenv("XDG_RUNTIME_DIR", "/srv/t", 1);
+    setenv("XDG_CACHE_HOME", "/srv/c", 1);
+    assert_expands("%t", "/run");
+    assert_expands("%C", "/var/cache");
+    unsetenv("RUNTIME_DIRECTORY");
+    unsetenv("CACHE_DIRECTORY");
 }
 
 static const char *next(const void *context, size_t i)
@@ -190,13 +219,10 @@ static void test_nearest(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_numbers),
-        cmocka_unit_test(test_reals),
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_times),
-        cmocka_unit_test(test_words),
-        cmocka_unit_test(test_expand),
-        cmocka_unit_test(test_print_reads_back),
+        cmocka_unit_test(test_numbers),        cmocka_unit_test(test_reals),
+        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_times),
+        cmocka_unit_test(test_words),          cmocka_unit_test(test_expand),
+        cmocka_unit_test(test_folders_of_xdg), cmocka_unit_test(test_print_reads_back),
         cmocka_unit_test(test_nearest),
     };
     return cmocka_run_group_tests_name("value", tests, NULL, NULL);
