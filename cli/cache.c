@@ -14,15 +14,29 @@
 #include "cache/cache.h"
 #include "cli/output.h"
 
-static int open_cache(const struct verb_call *call, bool read_only, struct cache **ret,
+/* LOOK changes nothing, CHANGE needs a cache that is there, MAKE begins one where there is none. */
+enum purpose { LOOK, CHANGE, MAKE };
+
+static int open_for(const char *dir, enum purpose purpose, struct cache **ret, struct error *err)
+{
+    struct cache_options look = {.read_only = true};
+    int r = 0;
+
+    if (purpose != MAKE && ((r = cache_open(dir, &look, ret, err)) == -ENOENT || purpose == LOOK))
+        return r;
+    if (purpose != MAKE && r == 0)
+        cache_close(*ret);
+    return cache_open(dir, NULL, ret, err);
+}
+
+static int open_cache(const struct verb_call *call, enum purpose purpose, struct cache **ret,
                       struct error *err)
 {
-    struct cache_options options = {.read_only = read_only};
     _cleanup_free_ char *fallback = NULL;
     const char *dir = verb_string(call, "cache-dir");
 
     int r = dir ? 0 : value_expand("%C/emberd", &fallback, err); /* emberd's own default */
-    r = r == 0 ? cache_open(dir ? dir : fallback, &options, ret, err) : r;
+    r = r == 0 ? open_for(dir ? dir : fallback, purpose, ret, err) : r;
     const char *warning;
     if (r == 0 && cache_warnings(*ret, &warning))
         fprintf(stderr, "emberctl: %s\n", warning);
@@ -90,7 +104,7 @@ int run_cache_ls(const struct verb_call *call)
     json_t *list = json_array();
     struct error err = {0};
 
-    if (open_cache(call, true, &cache, &err) < 0 || cache_iterate(cache, collect, list, &err) < 0) {
+    if (open_cache(call, LOOK, &cache, &err) < 0 || cache_iterate(cache, collect, list, &err) < 0) {
         json_decref(list);
         return cli_fail(call, &err);
     }
@@ -124,7 +138,7 @@ int run_cache_show(const struct verb_call *call)
     const char *name;
     json_t *value;
 
-    int r = open_cache(call, true, &cache, &err);
+    int r = open_cache(call, LOOK, &cache, &err);
     if (r == 0)
         r = cache_iterate(cache, match, &search, &err);
     if (r == 0 && search.matches != 1)
@@ -160,7 +174,7 @@ int run_cache_verify(const struct verb_call *call)
     struct cache_verify_result result;
     struct error err = {0};
 
-    if (open_cache(call, false, &cache, &err) < 0 || cache_verify(cache, &result, &err) < 0)
+    if (open_cache(call, CHANGE, &cache, &err) < 0 || cache_verify(cache, &result, &err) < 0)
         return cli_fail(call, &err);
     cli_print_object(call,
                      json_pack("{s:I, s:I, s:I}", "checked", (json_int_t)result.checked, "bytes",
@@ -182,7 +196,8 @@ int run_cache_gc(const struct verb_call *call)
     struct cache_gc_result result;
     struct error err = {0};
 
-    if (open_cache(call, false, &cache, &err) < 0 || cache_gc(cache, bytes, age, &result, &err) < 0)
+    if (open_cache(call, CHANGE, &cache, &err) < 0 ||
+        cache_gc(cache, bytes, age, &result, &err) < 0)
         return cli_fail(call, &err);
     return cli_print_object(call,
                             json_pack("{s:I, s:I, s:I, s:I}", "removed", (json_int_t)result.removed,
@@ -228,7 +243,7 @@ int run_cache_export(const struct verb_call *call)
     struct error err = {0};
     uint64_t count = 0;
 
-    int r = open_cache(call, true, &cache, &err);
+    int r = open_cache(call, LOOK, &cache, &err);
     if (r == 0)
         r = export_to(cache, call->argv[0], kind, &count, &err);
     if (r < 0)
@@ -255,7 +270,7 @@ int run_cache_import(const struct verb_call *call)
                                      : open(call->argv[0], O_RDONLY | O_CLOEXEC);
     int r = fd < 0 ? error_sys(&err, errno, "%s", call->argv[0]) : 0;
     if (r == 0)
-        r = open_cache(call, false, &cache, &err);
+        r = open_cache(call, MAKE, &cache, &err);
     if (r == 0)
         r = cache_import(cache, fd, &result, &err);
     if (r < 0 && cache && !from_stdin)

@@ -200,7 +200,9 @@ static const struct verb verbs[] = {
      "the logits relative to the largest, the cosine, greedy tokens, and for each layer its error: "
      "the first layer that goes wrong is named, which is how a new architecture is brought up. No "
      "daemon is needed.",
-     verify_options, "verify tests/goldens/*\tall of them, exit 1 if one fails\n", run_verify},
+     verify_options,
+     "verify tests/goldens/*\tall of them; exit 1 if one fails, else 4 if one is not there\n",
+     run_verify},
     {"verify tokenizer", "FILE...", "compare a tokenizer with reference ids and texts",
      "Each FILE is an expected.json: texts with the ids and the decoded forms that the reference "
      "gives. Prints the first differing id or character of each mismatch with what surrounds it.",
@@ -222,8 +224,8 @@ static const struct verb verbs[] = {
      "pack ./Qwen3-0.6B -o /packs/qwen3.pack\t\n",
      run_pack},
     {"pack verify", "FILE...", "read packs and compare every checksum",
-     "Damaged segments are named with their tensors; exit 1 when there are any, 4 when a file is "
-     "not there.",
+     "Damaged segments are named with their tensors; exit 1 when there are any, else 4 when a file "
+     "is not there.",
      NULL, "pack verify /packs/*.pack\t\n", run_pack_verify},
     {"perplexity", "DIR",
      "how well a checkpoint predicts a text, and what quantising costs of that",
@@ -306,7 +308,7 @@ static const struct verb_exit exits[] = {{CLI_OK, "done"},
                                          {CLI_FAILED, "it failed, or did not pass"},
                                          {CLI_USAGE, "the command line is wrong"},
                                          {CLI_NO_DAEMON, "emberd cannot be reached"},
-                                         {CLI_NOT_FOUND, "no such model, instance or file"},
+                                         {CLI_NOT_FOUND, "no such model, instance, file or folder"},
                                          {CLI_NO_ROOM, "not enough memory or disk"},
                                          {CLI_INTERRUPTED, "interrupted"},
                                          {0}};

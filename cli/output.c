@@ -200,9 +200,9 @@ int cli_print_object(const struct verb_call *call, json_t *object, const struct 
     return CLI_OK;
 }
 
-static int exit_of(int code)
+int cli_exit(const struct error *err)
 {
-    switch (-code) {
+    switch (-err->code) {
     case ECONNREFUSED:
         return CLI_NO_DAEMON;
     case ENOENT:
@@ -216,6 +216,11 @@ static int exit_of(int code)
     default:
         return CLI_FAILED;
     }
+}
+
+int cli_worse(int a, int b)
+{
+    return a == CLI_FAILED || b == CLI_OK ? a : b == CLI_FAILED || a == CLI_OK ? b : a;
 }
 
 static void say_error(bool as_json, const struct error *err)
@@ -234,7 +239,7 @@ static void say_error(bool as_json, const struct error *err)
 int cli_fail(const struct verb_call *call, const struct error *err)
 {
     say_error(cli_json(call), err);
-    return exit_of(err->code);
+    return cli_exit(err);
 }
 
 /* The words have not become a call, so --json is looked for among them. */

@@ -19,7 +19,7 @@ enum cli_exit {
     CLI_FAILED = 1,    /* what was asked for failed or did not pass */
     CLI_USAGE = 2,     /* the command line is wrong */
     CLI_NO_DAEMON = 3, /* emberd cannot be reached */
-    CLI_NOT_FOUND = 4, /* no such model, instance or file */
+    CLI_NOT_FOUND = 4, /* no such model, instance, file or folder */
     CLI_NO_ROOM = 5,   /* not enough memory or disk */
     CLI_INTERRUPTED = 130
 };
@@ -57,7 +57,12 @@ void cli_print_json(json_t *value);
 /* Prints the error (as {"error": {...}} with --json) to stderr; returns the exit code it maps to.
  */
 int cli_fail(const struct verb_call *call, const struct error *err);
-/* The same for a command line that verb_parse has refused; returns CLI_USAGE. */
+/* That exit code alone: of a verb whose output says what went wrong. */
+int cli_exit(const struct error *err);
+/* Of a verb with several arguments: CLI_FAILED when one of them failed, else the first exit code
+ * that is not CLI_OK. */
+int cli_worse(int a, int b);
+/* The same as cli_fail for a command line that verb_parse has refused; returns CLI_USAGE. */
 int cli_fail_usage(int argc, char **argv, const struct error *err);
 
 /* "1.2 GiB", "3.4 ms": into buf, returned. */

@@ -171,7 +171,7 @@ static int verify_one(const struct verb_call *call, const char *path, json_t *li
         fprintf(stderr, "%s\n", json_string_value(json_array_get(damage, i)));
     json_object_set_new(row, "damage", damage);
     json_array_append_new(list, row);
-    return r == -ENOENT ? CLI_NOT_FOUND : n ? CLI_FAILED : CLI_OK;
+    return r < 0 ? cli_exit(&err) : n ? CLI_FAILED : CLI_OK;
 }
 
 int run_pack_verify(const struct verb_call *call)
@@ -187,10 +187,8 @@ int run_pack_verify(const struct verb_call *call)
     int status = CLI_OK;
 
     cli_catch_interrupts();
-    for (int i = 0; i < call->argc && !cli_interrupted; i++) {
-        int one = verify_one(call, call->argv[i], list);
-        status = status == CLI_FAILED || one == CLI_OK ? status : one;
-    }
+    for (int i = 0; i < call->argc && !cli_interrupted; i++)
+        status = cli_worse(status, verify_one(call, call->argv[i], list));
     cli_print_list(call, list, columns, "");
     return cli_interrupted ? CLI_INTERRUPTED : status;
 }

@@ -97,17 +97,19 @@ int run_verify(const struct verb_call *call)
                                      .compile = verb_flag(call, "compile"),
                                      .tolerance = verb_real(call, "tolerance")};
     json_t *list = cli_json(call) ? json_array() : NULL;
-    int failed = 0;
+    int failed = 0, status = CLI_OK;
 
     for (int i = 0; i < call->argc; i++) {
         struct verify_result *result = x_alloc(sizeof *result);
         struct error err = {0};
-        if (verify_folder(call->argv[i], &options, result, &err) < 0) {
+        int r = verify_folder(call->argv[i], &options, result, &err);
+        if (r < 0) {
             strcpy(result->kind, "-");
             result->passed = false;
             result->logits_error = NAN;
             snprintf(result->detail, sizeof result->detail, "%s", error_text(&err));
         }
+        status = cli_worse(status, r < 0 ? cli_exit(&err) : result->passed ? CLI_OK : CLI_FAILED);
         failed += !result->passed;
         if (list)
             json_array_append_new(list, to_json(call->argv[i], result));
@@ -119,5 +121,5 @@ int run_verify(const struct verb_call *call)
         cli_print_json(list);
     else if (call->argc > 1)
         printf("%d of %d passed\n", call->argc - failed, call->argc);
-    return failed ? CLI_FAILED : CLI_OK;
+    return status;
 }

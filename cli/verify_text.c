@@ -13,9 +13,9 @@
 typedef int (*verify_fn)(const void *subject, const char *path, struct buffer *report,
                          size_t *ret_cases, size_t *ret_mismatches, struct error *err);
 
-/* One file of cases: prints its mismatches; false when there are any or it cannot be run. */
-static bool verify_cases(const struct verb_call *call, verify_fn verify, const void *subject,
-                         const char *path, json_t *list)
+/* One file of cases: prints its mismatches; returns an exit code. */
+static int verify_cases(const struct verb_call *call, verify_fn verify, const void *subject,
+                        const char *path, json_t *list)
 {
     _cleanup_(buffer_free) struct buffer report = {0};
     struct error err = {0};
@@ -33,20 +33,20 @@ static bool verify_cases(const struct verb_call *call, verify_fn verify, const v
             printf("%s  %s  %zu of %zu cases\n%s", mismatches ? "FAIL" : "pass", path,
                    cases - mismatches, cases, report.data ? report.data : "");
     }
-    return r == 0 && !mismatches;
+    return r < 0 ? cli_exit(&err) : mismatches ? CLI_FAILED : CLI_OK;
 }
 
 static int verify_files(const struct verb_call *call, verify_fn verify, const void *subject)
 {
     json_t *list = json_array();
-    bool passed = true;
+    int status = CLI_OK;
 
     for (int i = 0; i < call->argc; i++)
-        passed &= verify_cases(call, verify, subject, call->argv[i], list);
+        status = cli_worse(status, verify_cases(call, verify, subject, call->argv[i], list));
     if (cli_json(call))
         cli_print_json(json_incref(list));
     json_decref(list);
-    return passed ? CLI_OK : CLI_FAILED;
+    return status;
 }
 
 static int on_tokenizer(const void *tokenizer, const char *path, struct buffer *report,

@@ -195,8 +195,39 @@ class Verify(unittest.TestCase):
 
     def test_a_folder_without_numbers(self):
         run = ctl("verify", "/", check=False)
-        self.assertEqual(run.returncode, 1)
+        self.assertEqual(run.returncode, 4)
         self.assertIn("case.json", run.stdout)
+
+    def test_what_is_not_there_is_4_for_every_verb(self):
+        """But for a mismatch or damage beside it, which is 1; and nothing is made by looking."""
+        with tempfile.TemporaryDirectory() as d:
+            no = os.path.join(d, "none")
+            template = os.path.join(d, "template")
+            with open(template, "w") as f:
+                f.write("x")
+            for words in (("verify", no), ("verify", os.path.join(GOLDENS, "llama"), no),
+                          ("verify", "tokenizer", f"--tokenizer={TINY}", no),
+                          ("verify", "tokenizer", f"--tokenizer={no}", no),
+                          ("verify", "template", f"--template={template}", no),
+                          ("verify", "template", f"--template={no}", no),
+                          ("pack", no), ("pack", TINY, "-o", f"{no}/x.pack"), ("pack", "verify", no),
+                          ("perplexity", no), ("perplexity", TINY, f"--text={no}"),
+                          ("cache", "ls", f"--cache-dir={no}"),
+                          ("cache", "show", f"--cache-dir={no}", "00"),
+                          ("cache", "verify", f"--cache-dir={no}"), ("cache", "gc", f"--cache-dir={no}"),
+                          ("cache", "export", f"--cache-dir={no}", f"{d}/out"),
+                          ("cache", "import", f"--cache-dir={no}", f"{d}/in"),
+                          ("bench", "load", no), ("bench", "decode", no), ("bench", "prefill", no),
+                          ("bench", "spawn", no), ("bench", "grammar", no), ("synth", no, f"{d}/out"),
+                          ("synth", "qwen3-0.6b", f"{no}/out")):
+                run = ctl(*words, check=False)
+                self.assertEqual(run.returncode, 4, (words, run.stdout, run.stderr))
+                self.assertEqual(os.listdir(d), ["template"], words)
+            with open(os.path.join(d, "bad.pack"), "w") as f:
+                f.write("no pack")
+            for verb in (("verify",), ("pack", "verify")):
+                for order in ((no, f"{d}/bad.pack"), (f"{d}/bad.pack", no)):
+                    self.assertEqual(ctl(*verb, *order, check=False).returncode, 1, (verb, order))
 
 
 class Generate(unittest.TestCase):
@@ -284,7 +315,7 @@ class Generate(unittest.TestCase):
             self.assertEqual(run.returncode, 4, run.stderr)
             self.assertIn("nobody", run.stderr)
             run = d.ctl("load", "/nonexistent", check=False)
-            self.assertNotEqual(run.returncode, 0)
+            self.assertEqual(run.returncode, 4, run.stderr)
             self.assertIn("/nonexistent", run.stderr)
             run = d.ctl("generate", "x " * 5000, check=False)
             self.assertIn("leave room", run.stderr)
