@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "daemon/gateway/http.h"
+#include "daemon/gateway/linger.h"
 
 #define PAGE_MAX 4096 /* of evhttp's own pages */
 
@@ -18,11 +19,14 @@
 struct coming {
     uint64_t cookie, since_ns; /* since_ns 0: none */
     size_t bytes;
+    bool refused; /* by evhttp, whose page is on its way */
 };
 
 struct guard {
     struct coming *coming;
-    size_t n, n_coming, max_headers;
+    size_t n, n_coming;
+    const struct gateway_options *options;
+    struct lingerers *lingerers;
     void (*begun)(void *arg);
     void *arg;
 };
@@ -58,7 +62,7 @@ static void on_input(struct evbuffer *in, const struct evbuffer_cb_info *info, v
         return;
     }
     g->n_coming += !c->since_ns;
-    *c = (struct coming){cookie, clock_ns(), info->n_added};
+    *c = (struct coming){cookie, clock_ns(), info->n_added, false};
     if (g->n_coming == 1)
         g->begun(g->arg);
 }
@@ -125,15 +129,19 @@ static void replace(struct evbuffer *out, int status, size_t len)
     log_debug("request refused by its form", "status=%d", known[i].status);
 }
 
-/* evhttp says 400 of headers that are too large as well. */
-static int status_of(int status, int fd)
+/* NULL: no request is coming there. */
+static struct coming *coming_of(struct bufferevent *bev)
 {
-    const struct guard *g = the_guard;
+    struct guard *g = the_guard;
+    int fd = bufferevent_getfd(bev);
 
-    if (status == 400 && g && fd >= 0 && (size_t)fd < g->n && g->coming[fd].since_ns &&
-        g->coming[fd].bytes > g->max_headers)
-        return 431;
-    return status;
+    return g && fd >= 0 && (size_t)fd < g->n && g->coming[fd].since_ns ? &g->coming[fd] : NULL;
+}
+
+/* evhttp says 400 of headers that are too large as well. */
+static int status_of(int status, const struct coming *c)
+{
+    return status == 400 && c && c->bytes > the_guard->options->max_headers ? 431 : status;
 }
 
 /* The first bytes, however the buffer keeps them; a frozen one lets nobody copy. */
@@ -155,7 +163,12 @@ static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info,
 {
     char page[PAGE_MAX + 1];
     size_t len = evbuffer_get_length(out);
+    struct coming *c = info->n_added || !len ? coming_of(arg) : NULL;
 
+    if (!len && c && c->refused) { /* it is with the kernel, and evhttp will close */
+        c->refused = false;
+        linger(the_guard->lingerers, bufferevent_getfd(arg));
+    }
     if (!info->n_added || len < 32 || len > PAGE_MAX || !begins_with_an_error(out))
         return;
     bool frozen = evbuffer_copyout(out, page, len) < 0;
@@ -163,8 +176,11 @@ static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info,
         evbuffer_unfreeze(out, 1);
     if (evbuffer_copyout(out, page, len) == (ev_ssize_t)len) {
         page[len] = 0;
-        if (strstr(page, "\r\nContent-Type: text/html") && strstr(page, "</HTML>"))
-            replace(out, status_of(atoi(page + 9), bufferevent_getfd(arg)), len);
+        if (strstr(page, "\r\nContent-Type: text/html") && strstr(page, "</HTML>")) {
+            replace(out, status_of(atoi(page + 9), c), len);
+            if (c)
+                c->refused = true;
+        }
     }
     if (frozen)
         evbuffer_freeze(out, 1);
@@ -172,10 +188,12 @@ static void on_output(struct evbuffer *out, const struct evbuffer_cb_info *info,
 
 /* ---- connections ---- */
 
-struct guard *guard_new(size_t max_headers, void (*begun)(void *arg), void *arg)
+struct guard *guard_new(struct event_base *base, const struct gateway_options *options,
+                        void (*begun)(void *arg), void *arg)
 {
     the_guard = x_alloc(sizeof *the_guard);
-    the_guard->max_headers = max_headers;
+    the_guard->options = options;
+    the_guard->lingerers = lingerers_new(base, options);
     the_guard->begun = begun;
     the_guard->arg = arg;
     return the_guard;
@@ -186,6 +204,7 @@ void guard_free(struct guard *guard)
     if (!guard)
         return;
     the_guard = NULL;
+    lingerers_free(guard->lingerers);
     free(guard->coming);
     free(guard);
 }

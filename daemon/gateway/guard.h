@@ -4,7 +4,9 @@
  *
  *   - a request has a time within which all of it must have come, however slowly the bytes drip;
  *   - the pages of HTML that evhttp answers by itself (malformed or oversized requests) become
- *     error objects of OpenAI's form before they leave; a header block beyond max_headers is 431.
+ *     error objects of OpenAI's form before they leave; a header block beyond max_headers is 431;
+ *   - such a refusal is sent at once, and its connection lingers (linger.h), so that a client that
+ *     still sends can read it.
  *
  * Nothing tells when evhttp frees a bufferevent, so nothing here points to one: a connection is its
  * descriptor together with the kernel's cookie of the socket.
@@ -15,11 +17,14 @@
 #include <event2/bufferevent.h>
 #include <stdint.h>
 
+#include "daemon/gateway/options.h"
+
 struct guard;
 
 /* `begun` is called when requests begin to come where none was coming: guard_sweep is to be called
  * from time to time until it says that none is. */
-struct guard *guard_new(size_t max_headers, void (*begun)(void *arg), void *arg);
+struct guard *guard_new(struct event_base *base, const struct gateway_options *options,
+                        void (*begun)(void *arg), void *arg);
 void guard_free(struct guard *guard);
 /* A new connection's bufferevent, before it has a socket. */
 void guard_watch(struct guard *guard, struct bufferevent *bev);

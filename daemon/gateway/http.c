@@ -380,7 +380,6 @@ static void set_up(struct http_server *server)
     evhttp_set_allowed_methods(server->http, METHODS);
     evhttp_set_max_body_size(server->http, (ssize_t)o->max_body);
     evhttp_set_max_headers_size(server->http, (ssize_t)o->max_headers);
-    evhttp_set_flags(server->http, EVHTTP_SERVER_LINGERING_CLOSE);
     evhttp_set_default_content_type(server->http, NULL);
     evhttp_set_timeout_tv(server->http, &limit);
     evhttp_set_gencb(server->http, on_request, server);
@@ -397,7 +396,7 @@ int http_server_new(struct event_base *base, const struct gateway_options *optio
                                    .base = base,
                                    .handler = handler,
                                    .ctx = ctx,
-                                   .guard = guard_new(options->max_headers, sweep_soon, server),
+                                   .guard = guard_new(base, options, sweep_soon, server),
                                    .http = evhttp_new(base)};
     TAILQ_INIT(&server->unsent);
     server->sweep = event_new(base, -1, 0, on_sweep, server);

@@ -256,6 +256,14 @@ def drip(s, piece):
     raise AssertionError("it is still listened to")
 
 
+def holds(server, client):
+    """Whether the gateway has a descriptor of its end of the client's connection."""
+    ends = f"{server.port:04X}", f"{client.getsockname()[1]:04X}"
+    with open(f"/proc/{server.pid}/net/tcp") as f:
+        rows = [line.split() for line in f][1:]
+    return any((row[1].split(":")[1], row[2].split(":")[1]) == ends and row[9] != "0" for row in rows)
+
+
 def together(calls):
     """Runs the functions at once, each in a thread; returns their results, raises their errors."""
     results, errors = [None] * len(calls), []

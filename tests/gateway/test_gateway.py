@@ -13,7 +13,7 @@ import time
 import unittest
 
 import gateway
-from gateway import CASES, DRAWN, Stack, drip, together, wait_until
+from gateway import CASES, DRAWN, Stack, drip, holds, together, wait_until
 
 STORY = "Once upon a time there was a king who had"
 PROMPTS = [STORY, "The river", "In the morning", "He said that", "A small house", "When she came",
@@ -791,6 +791,35 @@ class Doors(Case):
             self.assertEqual((status, reply["error"]["code"]), (431, "headers_too_large"))
         status, _, reply = self.g.get("/ping", headers={"X-Some": "y" * 4000})
         self.assertEqual(status, 200)
+
+    def test_a_body_too_large_is_refused_before_it_comes(self):
+        """413 and the end of the stream, for nothing but the header; then the connection goes."""
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n"
+        for more in (b"\r\n", b"Expect: 100-continue\r\n\r\n", b"\r\n" + b"x" * 1000):
+            with socket.create_connection(("127.0.0.1", self.g.port)) as s:
+                s.settimeout(60)
+                s.sendall(head + more)
+                data = b""
+                while piece := s.recv(4096):
+                    data += piece
+                self.assertTrue(data.startswith(b"HTTP/1.1 413 "), data)
+                self.assertIn(b"request_too_large", data)
+                wait_until(lambda: not holds(self.g, s), "it is let go, though we have not closed")
+        with socket.create_connection(("127.0.0.1", self.g.port)) as s:  # nor may one drip for good
+            s.sendall(head + b"\r\n")
+            self.assertTrue(s.recv(4096).startswith(b"HTTP/1.1 413 "))
+            drip(s, b"x")
+
+    def test_a_refusal_can_be_read_behind_the_body(self):
+        """A client that sends all of it before it looks is not reset."""
+        for size in (300_000, 30 << 20):
+            with socket.create_connection(("127.0.0.1", self.g.port)) as s:
+                s.settimeout(60)
+                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size)
+                time.sleep(0.2)  # the refusal is there long before the end of the body
+                for _ in range(size // 100_000):
+                    s.sendall(b"x" * 100_000)
+                self.assertTrue(s.recv(4096).startswith(b"HTTP/1.1 413 "), size)
 
     def test_methods(self):
         c = self.g.connect()
