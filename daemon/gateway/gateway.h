@@ -90,6 +90,7 @@ struct gw_model {
 };
 TAILQ_HEAD(gw_models, gw_model);
 
+struct beat;
 struct gw {
     struct gateway_options options;
     struct event_base *base;
@@ -102,9 +103,9 @@ struct gw {
     struct gw_models models;
     struct gw_models replaced; /* others have their names; kept while somebody holds them */
     struct gw_jobs jobs;
-    struct event *pump, *tick, *half, *link; /* link: to emberd, when it has started us */
-    uint64_t tick_ns;                        /* when `tick` runs out */
-    uint64_t half_ns;                        /* when the half-second's work was done last */
+    struct event *pump, *tick, *link; /* link: to emberd, when it has started us */
+    uint64_t tick_ns;                 /* when `tick` runs out */
+    struct beat *half;                /* the half-second's work */
     bool pump_due;
     unsigned n_jobs, n_running; /* running: handed to the scheduler */
     time_t started;             /* on the calendar */

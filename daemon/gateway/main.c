@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/fd.h"
 #include "base/log.h"
+#include "daemon/gateway/beat.h"
 #include "daemon/gateway/fleet.h"
 #include "daemon/gateway/grammar.h"
 #include "daemon/link.h"
@@ -59,17 +60,10 @@ static void set_tick(struct gw *gw, uint64_t next)
     event_add(gw->tick, &tv);
 }
 
-/* What is to be done every half second. Each turn puts the timer off: whoever is awake for a step
- * need not be woken up for this, with cold caches. Behind a long turn, whose beginning timers are
- * counted from, it may run out too early to do anything: so it goes on by itself. */
 static void half_second(struct gw *gw, uint64_t now)
 {
-    struct timeval half = timeval_of(HALF_NS);
-
-    if (now - gw->half_ns < HALF_NS / 2)
+    if (!beat_due(gw->half, now))
         return;
-    gw->half_ns = now;
-    event_add(gw->half, &half);
     request_heartbeats(gw);
     fleet_check(gw);
     fleet_watch(gw);
@@ -297,7 +291,9 @@ static int start(struct gw *gw, int listen_fd, struct error *err)
         return error_set(err, ENOMEM, "no event loop");
     gw->pump = event_new(gw->base, -1, 0, on_pump, gw);
     gw->tick = event_new(gw->base, -1, 0, on_pump, gw);
-    gw->half = event_new(gw->base, -1, EV_PERSIST, on_pump, gw);
+    gw->half = beat_new(gw->base, HALF_NS, on_pump, gw);
+    if (!gw->pump || !gw->tick || !gw->half)
+        return error_set(err, ENOMEM, "no memory for the loop's timers");
     open_cache(gw);
     int r = make_scheduler(gw, err);
     gw->grammars = grammar_cache_new((size_t)gw->options.grammar_cache);
@@ -323,10 +319,11 @@ static void finish(struct gw *gw)
     fleet_free(gw->fleet);
     sched_free(gw->sched);
     http_server_free(gw->http);
-    struct event *events[] = {gw->pump, gw->tick, gw->half, gw->link};
+    struct event *events[] = {gw->pump, gw->tick, gw->link};
     for (size_t i = 0; i < ARRAY_LEN(events); i++)
         if (events[i])
             event_free(events[i]);
+    beat_free(gw->half);
     if (gw->base)
         event_base_free(gw->base);
     grammar_cache_free(gw->grammars);

@@ -719,7 +719,8 @@ void request_heartbeats(struct gw *gw)
 
     for (job = TAILQ_FIRST(&gw->jobs); job; job = next) {
         next = TAILQ_NEXT(job, link);
-        if (job->http && job->api.stream && job->n_live && !job->any_token &&
+        /* n_live first: until then `api` may be with the worker that parses it. */
+        if (job->http && job->n_live && job->api.stream && !job->any_token &&
             now - job->heartbeat_ns >= gw->options.heartbeat && !respond_heartbeat(job))
             job_abort(job);
     }

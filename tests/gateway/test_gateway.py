@@ -906,6 +906,18 @@ class Exact(unittest.TestCase):
             want = want or got
             self.assertEqual(got, want, options)
 
+    def test_what_is_parsed_is_its_workers_alone(self):
+        """Under ThreadSanitizer: the half-second's work comes by while a large body is parsed."""
+        stack = Stack()
+        try:
+            numbers = ",".join(["1"] * 1_000_000)
+            for _ in range(4):
+                status, _, reply = stack.gateway.request(
+                    "POST", "/v1/completions", f'{{"model": "ember-tiny", "stream": true, "prompt": [{numbers}]}}')
+                self.assertEqual((status, reply["error"]["code"]), (400, "context_length_exceeded"))
+        finally:
+            stack.stop()
+
     def test_preempted(self):
         """Little KV memory: sequences are taken off and replayed."""
         whole = Stack()

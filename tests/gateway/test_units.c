@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stop strings, JSON text, requests' fields; and what penalties do to logits. */
+/* Stop strings, JSON text, requests' fields, beats; and what penalties do to logits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,8 +7,11 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
+#include "base/clock.h"
+#include "daemon/gateway/beat.h"
 #include "daemon/gateway/json.h"
 #include "daemon/gateway/openai.h"
 #include "daemon/gateway/stop.h"
@@ -284,9 +287,85 @@ static void calls_as_a_schema(void **state)
         "\"additionalProperties\": false}]}}");
 }
 
+/* ---- the timer that rides on steps ---- */
+
+#define BEAT_NS UINT64_C(400000000)
+
+struct heart {
+    struct event_base *base;
+    struct beat *beat;
+    int turns, beats;
+};
+
+static void on_beat(int fd, short what, void *arg)
+{
+    struct heart *h = arg;
+
+    h->turns++;
+    h->beats += beat_due(h->beat, clock_ns());
+    if (h->beats == 3)
+        event_base_loopbreak(h->base);
+}
+
+static void on_nothing(int fd, short what, void *arg)
+{
+}
+
+/* A turn that works for longer than half the time before it comes to what is due; and a short one
+ * behind it, since only then does libevent look at the clock again. */
+static void on_long_turn(int fd, short what, void *arg)
+{
+    struct timespec pause = {0, BEAT_NS * 3 / 4};
+    struct timeval soon = {0, 1000};
+    struct heart *h = arg;
+
+    nanosleep(&pause, NULL);
+    on_beat(fd, what, arg);
+    event_base_once(h->base, -1, EV_TIMEOUT, on_nothing, NULL, &soon);
+}
+
+static void on_never(int fd, short what, void *arg)
+{
+    event_base_loopbreak(arg);
+}
+
+static void test_beats_go_on_behind_a_long_turn(void **state)
+{
+    struct heart h = {.base = event_base_new()};
+    struct timeval minute = {60, 0};
+
+    h.beat = beat_new(h.base, BEAT_NS, on_beat, &h);
+    struct event *never = event_new(h.base, -1, 0, on_never, h.base);
+    event_add(never, &minute);
+    event_base_once(h.base, -1, EV_TIMEOUT, on_long_turn, &h, NULL);
+    event_base_dispatch(h.base);
+    assert_int_equal(h.beats, 3); /* and not the minute's end */
+    event_free(never);
+    beat_free(h.beat);
+    event_base_free(h.base);
+}
+
+/* Turns that come all the time do the work in time, and no turn is made beside them. */
+static void test_beats_ride_on_turns(void **state)
+{
+    struct heart h = {.base = event_base_new()};
+
+    h.beat = beat_new(h.base, UINT64_C(3600000000000), on_beat, &h);
+    assert_true(beat_due(h.beat, UINT64_C(7200000000000)));
+    assert_false(beat_due(h.beat, UINT64_C(7200000000001)));
+    assert_false(beat_due(h.beat, UINT64_C(8999999999999)));
+    assert_true(beat_due(h.beat, UINT64_C(9000000000000)));
+    event_base_loop(h.base, EVLOOP_NONBLOCK);
+    assert_int_equal(h.turns, 0);
+    beat_free(h.beat);
+    event_base_free(h.base);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_beats_go_on_behind_a_long_turn),
+        cmocka_unit_test(test_beats_ride_on_turns),
         cmocka_unit_test(stop_is_its_definition),
         cmocka_unit_test(strings_are_json),
         cmocka_unit_test(floats_read_back),
