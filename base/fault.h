@@ -24,6 +24,7 @@
     X(FAULT_CACHE_PUT, "cache-put")           /* an LMDB write transaction: MDB_MAP_FULL */        \
     X(FAULT_CACHE_FULL, "cache-full")         /* the file system below LMDB: ENOSPC */             \
     X(FAULT_COMPILE, "compile")               /* the compiler fails */                             \
+    X(FAULT_COMPILE_SWEPT, "compile-swept")   /* another builder removes the compiler's folder */  \
     X(FAULT_COMPILE_MID, "compile-mid")       /* a builder dies while it holds the key */          \
     X(FAULT_LOAD_MID, "load-mid")             /* a loader dies between two tensors */              \
     X(FAULT_INSTANCE_READY, "instance-ready") /* an instance dies just before READY */             \

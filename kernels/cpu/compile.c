@@ -27,6 +27,7 @@
 #define OBJECT_MAX (16 * MIB)
 #define SAID_MAX 4096 /* of what the compiler prints */
 #define FOLDER_PREFIX "ember-cc-"
+#define FOLDER_ATTEMPTS 8
 
 /* ---- one compiler process ---- */
 
@@ -222,26 +223,48 @@ static void sweep(const char *tmp)
     closedir(dir);
 }
 
-/* Makes and locks it. *ret_path is the caller's. */
-static int make_folder(char **ret_path, int *ret_fd, struct error *err)
+/*
+ * One attempt. 1: another builder's sweep has taken it for a dead one's, since we were held up
+ * between making and locking it for longer than sweep_one waits. Once it is locked it is ours.
+ */
+static int try_folder(const char *tmp, char **ret_path, int *ret_fd, struct error *err)
 {
-    const char *tmp = getenv("TMPDIR");
-    _cleanup_fd_ int fd = -1;
-
-    tmp = tmp && *tmp == '/' ? tmp : "/tmp";
-    sweep(tmp);
     _cleanup_free_ char *path = x_printf("%s/" FOLDER_PREFIX "XXXXXX", tmp);
+    struct stat ours, there;
+
     if (!mkdtemp(path))
         return error_sys(err, errno, "cannot make a temporary folder in %s", tmp);
-    fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB)) {
+    if (fault_hit(FAULT_COMPILE_SWEPT))
+        rmdir(path);
+    _cleanup_fd_ int fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0 && errno == ENOENT)
+        return 1;
+    bool locked = fd >= 0 && !flock(fd, LOCK_EX | LOCK_NB);
+    if (fd < 0 || (!locked && errno != EWOULDBLOCK)) {
         int saved = errno;
         rmdir(path);
         return error_sys(err, saved, "%s", path);
     }
+    if (!locked || fstat(fd, &ours) < 0 || stat(path, &there) < 0 || there.st_ino != ours.st_ino)
+        return 1;
     *ret_path = TAKE(path);
     *ret_fd = TAKE_FD(fd);
     return 0;
+}
+
+/* Makes and locks it. *ret_path is the caller's. */
+static int make_folder(char **ret_path, int *ret_fd, struct error *err)
+{
+    const char *tmp = getenv("TMPDIR");
+    int r = 1;
+
+    tmp = tmp && *tmp == '/' ? tmp : "/tmp";
+    sweep(tmp);
+    for (int i = 0; r > 0 && i < FOLDER_ATTEMPTS; i++)
+        r = try_folder(tmp, ret_path, ret_fd, err);
+    return r > 0
+               ? error_set(err, EBUSY, "%s: temporary folders are removed while they are made", tmp)
+               : r;
 }
 
 /* ---- compiling ---- */

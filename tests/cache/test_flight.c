@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -184,6 +185,46 @@ static void test_race(void **state)
     }
     for (unsigned p = 0; p < PROCESSES; p++)
         assert_int_equal(child_wait(pids[p]), 0);
+    for (unsigned i = 0; i < KEYS; i++)
+        assert_int_equal(atomic_load(&f->shared->builds[i]), 1);
+    assert_int_equal(atomic_load(&f->shared->overlap), 0);
+}
+
+/* Stopped anywhere, for as long as it takes the others to pass it by: still one build a key. */
+static void test_stopped_processes_build_once(void **state)
+{
+    struct fixture *f = *state;
+    pid_t pids[PROCESSES];
+    unsigned seed = 1, alive = PROCESSES;
+    int status;
+
+    for (unsigned p = 0; p < PROCESSES; p++) {
+        pids[p] = fork();
+        if (pids[p])
+            continue;
+        struct cache *cache = open_together(f, PROCESSES);
+        int bad = 0;
+        for (unsigned i = 0; i < KEYS; i++) {
+            struct job job = {f->shared, i, 2, 0};
+            bad |= run_job(cache, &job, 60000, NULL, NULL) < 0;
+        }
+        cache_close(cache);
+        _exit(bad);
+    }
+    wait_for(&f->shared->started, PROCESSES);
+    while (alive) {
+        unsigned p = (seed = seed * 1103515245u + 12345u) >> 16 & (PROCESSES - 1);
+        if (!pids[p])
+            continue;
+        kill(pids[p], SIGSTOP);
+        usleep(10000);
+        kill(pids[p], SIGCONT);
+        if (waitpid(pids[p], &status, WNOHANG) != pids[p])
+            continue;
+        assert_int_equal(status, 0);
+        pids[p] = 0;
+        alive--;
+    }
     for (unsigned i = 0; i < KEYS; i++)
         assert_int_equal(atomic_load(&f->shared->builds[i]), 1);
     assert_int_equal(atomic_load(&f->shared->overlap), 0);
@@ -497,6 +538,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         TEST(test_open_race),
         TEST(test_race),
+        TEST(test_stopped_processes_build_once),
         TEST(test_growth_elsewhere),
         TEST(test_builder_killed),
         TEST(test_killed_before_store),

@@ -409,6 +409,37 @@ static void test_killed_builder(void **ctx)
     assert_int_equal(rmdir(tmp), 0);
 }
 
+/*
+ * A builder that is stopped for seconds between making its folder and locking it: another one's
+ * sweep takes it away. It makes another, and does not leave its kernel to the next process.
+ */
+static void test_folder_swept_from_under_a_builder(void **ctx)
+{
+    char tmp[] = "/tmp/ember-test-XXXXXX";
+    struct error err = {0};
+    struct compiler c;
+    void *blob = NULL;
+    size_t len;
+
+    if (!have_compiler())
+        skip();
+    assert_non_null(mkdtemp(tmp));
+    setenv("TMPDIR", tmp, 1);
+    assert_int_equal(compiler_find(&c, NULL), 0);
+    setenv("EMBER_FAULT", "compile-swept:1", 1);
+    fault_init();
+    assert_int_equal(compile_object(&c, "int x;", 6, "-O1", 30000, &blob, &len, &err), 0);
+    free(blob);
+    setenv("EMBER_FAULT", "compile-swept:0", 1); /* again and again: an end is made of it */
+    fault_init();
+    compile_fails("int x;", 30000, -EBUSY, tmp);
+    unsetenv("EMBER_FAULT");
+    fault_init();
+    unsetenv("TMPDIR");
+    assert_int_equal(entries(tmp), 0);
+    assert_int_equal(rmdir(tmp), 0);
+}
+
 static void test_no_compiler(void **ctx)
 {
     const struct ember_backend *cpu = cpu_backend();
@@ -547,6 +578,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_specialised_graph),
         cmocka_unit_test(test_compile_failures),
         cmocka_unit_test(test_killed_builder),
+        cmocka_unit_test(test_folder_swept_from_under_a_builder),
         cmocka_unit_test(test_no_compiler),
         cmocka_unit_test(test_identity_is_cheap),
         cmocka_unit_test(test_bad_modules),
