@@ -379,16 +379,14 @@ static int emit_x_tiles(struct lowering *l, const char *kernel, bool needed, uin
 }
 
 /* Whether the product of gate and up is gated where it is made: of bf16 by matrix tiles, of
- * integers by vectors. */
+ * integers that are handed over by those and by VNNI. */
 static bool gates(const struct lowering *l)
 {
     const struct ember_op *op = l->op;
-    const bool few = op->t[LINEAR_OUT].dim[0] < X_UNITS_LEAST;
     if (op->i[LINEAR_I_GLU] != EMBER_GLU_HALVES || op->t[LINEAR_W].dim[0] % (2 * EMBER_PANEL))
         return false;
     if (op->t[LINEAR_X_SCALE].rank)
-        return op->i[LINEAR_I_X_READY] &&
-               (l->isa == CPU_ISA_VNNI || (l->isa == CPU_ISA_AMX && few));
+        return op->i[LINEAR_I_X_READY] && (l->isa == CPU_ISA_VNNI || l->isa == CPU_ISA_AMX);
     return l->isa == CPU_ISA_AMX && op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_QUANT];
 }
 

@@ -107,6 +107,8 @@ NEON_OP __m128 _mm_shuffle_ps(__m128 a, __m128 b, int lanes)
 #define _mm_srli_epi16(a, n)                                                                       \
     from_16(vreinterpretq_s16_u16(                                                                 \
         vshlq_u16(vreinterpretq_u16_s16(as_16(a)), vdupq_n_s16((int16_t)(-(n))))))
+#define _mm_unpacklo_ps(a, b) vzip1q_f32(a, b)
+#define _mm_unpackhi_ps(a, b) vzip2q_f32(a, b)
 #define _mm_unpacklo_epi16(a, b) from_16(vzip1q_s16(as_16(a), as_16(b)))
 #define _mm_unpackhi_epi16(a, b) from_16(vzip2q_s16(as_16(a), as_16(b)))
 #define _mm_unpacklo_epi8(a, b)                                                                    \

@@ -121,10 +121,6 @@ enum {
 /* x_tiles, x_fp, moe_x_tiles, moe_x_fp: rows of bf16 pairs of a linear or moe_linear .tiles or .fp
  * behind it, with whose words it is launched */
 
-/* x of linear.int that was handed over (x_int.h): rows from which on matrix tiles take it, which
- * do not gate */
-#define X_UNITS_LEAST 17
-
 /* rope_table */
 enum {
     RPT_POSITIONS = ARG_FIRST,

@@ -49,9 +49,16 @@ INLINE size_t block_size(size_t i, size_t n)
 INLINE void pack_block(const struct query *query, size_t n, size_t some, float scale, float *to,
                        const size_t dk)
 {
+    const __m128 by = _mm_set1_ps(scale);
     size_t d = 0;
+    for (; some == FEW && d + 4 <= dk; d += 4) {
+        const __m128 a = _mm_mul_ps(_mm_loadu_ps(query[0].q + d), by);
+        const __m128 b = n == FEW ? _mm_mul_ps(_mm_loadu_ps(query[1].q + d), by) : _mm_setzero_ps();
+        _mm_storeu_ps(to + d * FEW, _mm_unpacklo_ps(a, b));
+        _mm_storeu_ps(to + d * FEW + 4, _mm_unpackhi_ps(a, b));
+    }
     for (; n == MANY && d + 4 <= dk; d += 4) {
-        __m128 q[MANY], by = _mm_set1_ps(scale);
+        __m128 q[MANY];
         UNROLL
         for (int i = 0; i < MANY; i++)
             q[i] = _mm_mul_ps(_mm_loadu_ps(query[i].q + d), by);
@@ -423,11 +430,12 @@ INLINE void block_values(const uint64_t *args, enum ember_dtype dtype, struct ro
 
 /*
  * The chunk from key `at` on, of which some query sees the keys from .. to - 1. What is fetched
- * meanwhile: what is a chunk further, where there are keys before `end`; else V while K is used,
- * and the next head's K, which is behind this one's, while V is.
+ * meanwhile is what is read four pages later: V while K is used; while V is, K a chunk further
+ * where there are keys before `end`, else K of the next head, which is behind this one's, from the
+ * row's first chunk on, which begins with key `row`.
  */
 INLINE void chunk_start(const uint64_t *args, const struct kv *kv, struct room *room,
-                        struct chunk *c, size_t at, size_t from, size_t to, size_t end)
+                        struct chunk *c, size_t at, size_t from, size_t to, size_t row, size_t end)
 {
     const size_t dk = ATTENTION_DK, dv = ATTENTION_DV, page_size = ATTENTION_PAGE;
     const size_t size = kv_size(kv->dtype);
@@ -436,22 +444,21 @@ INLINE void chunk_start(const uint64_t *args, const struct kv *kv, struct room *
     c->to = to - at;
     c->n_pieces = 0;
     for (size_t key = from, some; key < to; key += some) {
-        const size_t slot = key % page_size, left = page_size - slot, next = key + CHUNK;
+        const size_t slot = key % page_size, left = page_size - slot;
         const size_t page = (size_t)(uint32_t)kv->pages[key / page_size];
         const char *k = kv->k + page * args[ATT_K_PAGE_STRIDE],
                    *v = kv->v + page * args[ATT_V_PAGE_STRIDE];
-        const char *next_k = v, *next_v = k + page_size * dk * size;
+        const int further = key + CHUNK < end;
+        const size_t next = further ? key + CHUNK : key - at + row;
+        const char *next_k = kv->k + (further ? 0 : page_size * dk * size);
+        if (next < end)
+            next_k += (size_t)(uint32_t)kv->pages[next / page_size] * args[ATT_K_PAGE_STRIDE];
         some = left < to - key ? left : to - key;
-        if (next < end) {
-            const size_t there = (size_t)(uint32_t)kv->pages[next / page_size];
-            next_k = kv->k + there * args[ATT_K_PAGE_STRIDE];
-            next_v = kv->v + there * args[ATT_V_PAGE_STRIDE];
-        }
-        c->piece[c->n_pieces++] = (struct piece){v + slot * dv * size, next_v + slot * dv * size,
+        c->piece[c->n_pieces++] = (struct piece){v + slot * dv * size, next_k + slot * dk * size,
                                                  key - at, key - at + some};
         for (size_t i = key / VL * VL; page_size % VL == 0 && i < key + some; i += VL) {
             c->k[(i - at) / VL] = k + i % page_size * size;
-            c->next_k[(i - at) / VL] = next_k + i % page_size * size;
+            c->next_k[(i - at) / VL] = v + i % page_size * size;
         }
         for (size_t i = 0; kv->dtype == EMBER_I8 && i < some; i++) {
             room->k_scale[key - at + i] = ((const float *)(k + kv->k_scales))[slot + i];
@@ -498,7 +505,8 @@ OUT_OF_LINE void run_part(const uint64_t *args, const struct kv *kv, struct room
     }
     for (size_t at = first / CHUNK * CHUNK; at < end; at += CHUNK) {
         chunk_start(args, kv, room, &c, at, at > first ? at : first,
-                    at + CHUNK < end ? at + CHUNK : end, query[n - 1].end);
+                    at + CHUNK < end ? at + CHUNK : end, query[0].first / CHUNK * CHUNK,
+                    query[n - 1].end);
         run_chunk(args, kv, room, query, n, &c);
     }
     for (size_t q = 0; q < n; q++) {

@@ -467,26 +467,25 @@ INLINE void few_chunk(const int NQ, const int planes, const int masked, const st
 /* ---- parts ---- */
 
 /*
- * The chunk's pages of which some query sees the keys from .. to - 1. What is fetched meanwhile:
- * the pages of the next chunk when there are keys before `end`, else V while K is used, and the
- * next head's K, which is behind this one's and is used next, while V is.
+ * The chunk's pages of which some query sees the keys from .. to - 1. What is fetched meanwhile is
+ * what is read four pages later: V while K is used; while V is, K of the next chunk where there are
+ * keys before `end`, else K of the next head, which is behind this one's, from the row's first
+ * chunk on, which begins with key `row`.
  */
 INLINE struct pages chunk_pages(const uint64_t *args, const struct kv *kv, size_t chunk,
-                                size_t from, size_t to, size_t end, size_t k_bytes)
+                                size_t from, size_t to, size_t row, size_t end, size_t k_bytes)
 {
     struct pages pages = {.first = (from - chunk) / PAGE, .end = (to - chunk + PAGE - 1) / PAGE};
     for (size_t i = pages.first; i < pages.end; i++) {
-        const size_t at = chunk / PAGE + i, next = at + PAGES;
+        const size_t at = chunk / PAGE + i;
+        const int further = (at + PAGES) * PAGE < end;
+        const size_t next = further ? at + PAGES : row / PAGE + i;
         const size_t here = (size_t)(uint32_t)kv->pages[at];
         pages.k[i] = kv->k + here * args[ATT_K_PAGE_STRIDE];
-        pages.v[i] = kv->v + here * args[ATT_V_PAGE_STRIDE];
-        pages.next_k[i] = pages.v[i];
-        pages.next_v[i] = pages.k[i] + k_bytes;
-        if (next * PAGE < end) {
-            const size_t there = (size_t)(uint32_t)kv->pages[next];
-            pages.next_k[i] = kv->k + there * args[ATT_K_PAGE_STRIDE];
-            pages.next_v[i] = kv->v + there * args[ATT_V_PAGE_STRIDE];
-        }
+        pages.v[i] = pages.next_k[i] = kv->v + here * args[ATT_V_PAGE_STRIDE];
+        pages.next_v[i] = kv->k + (further ? 0 : k_bytes);
+        if (next * PAGE < end)
+            pages.next_v[i] += (size_t)(uint32_t)kv->pages[next] * args[ATT_K_PAGE_STRIDE];
     }
     return pages;
 }
@@ -514,9 +513,10 @@ INLINE void part_chunks(const int few, const int M, const int planes, const int 
                                        _mm256_setzero_si256());
     }
     for (size_t chunk = first / CHUNK * CHUNK; chunk < end; chunk += CHUNK) {
-        const struct pages pages = chunk_pages(args, kv, chunk, chunk > first ? chunk : first,
-                                               chunk + CHUNK < end ? chunk + CHUNK : end,
-                                               query[n - 1].end, dk * PAGE * 2 * (size_t)planes);
+        const struct pages pages =
+            chunk_pages(args, kv, chunk, chunk > first ? chunk : first,
+                        chunk + CHUNK < end ? chunk + CHUNK : end, query[0].first / CHUNK * CHUNK,
+                        query[n - 1].end, dk * PAGE * 2 * (size_t)planes);
         if (few) {
             few_chunk(few, planes, masked, kv, room, query, chunk, &pages, dk, dv);
             continue;

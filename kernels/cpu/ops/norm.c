@@ -150,7 +150,7 @@ KERNEL(norm_int)
                              .K = D,
                              .segment = args[NRM_SEGMENT],
                              .terms = (int)args[NRM_TERMS],
-                             .form = x_int_form(rows, D)};
+                             .form = x_int_form(rows, D, args[NRM_SEGMENT], (int)args[NRM_TERMS])};
     const size_t height = x_int_height(&to);
     struct range range = block_range((rows + height - 1) / height, block, n_blocks);
     char *room = arg_pointer(args[NRM_OUT]) + range.first * height * args[NRM_OUT_STRIDE];

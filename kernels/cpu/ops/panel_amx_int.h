@@ -2,10 +2,11 @@
 /*
  * Integers by matrix tiles. They are exact, so few rows go by VPDPBUSD.
  *
- * Two tiles of x meet two panels of w: of one term 32 rows, of two terms both terms of 16. A panel
- * pair meets the next rows for AMX_STEP_K of k at a time, so that x stays in the first-level cache
- * while w streams out of the second. Where a segment ends, its sums become floats while the tiles
- * of the next segment are multiplied: vectors and tiles work side by side.
+ * Two tiles of x meet a pair of panels of w: of one term 32 rows, of two terms both terms of 16. Of
+ * a gated weight a pair is a panel of gate and that of up. A pair meets the next rows for
+ * AMX_STEP_K of k at a time, so that x stays in the first-level cache while w streams out of the
+ * second; where there are no others, w streams out of memory. Where a segment ends, its sums become
+ * floats while the tiles of the next segment are multiplied: vectors and tiles work side by side.
  */
 #ifndef EMBER_KERNELS_CPU_PANEL_AMX_INT_H
 #define EMBER_KERNELS_CPU_PANEL_AMX_INT_H
@@ -17,9 +18,8 @@
 #define AMX_X_BYTES 1048576u /* of x in tiles */
 #define AMX_W_BYTES 524288u  /* of w at a time, which stay in the second-level cache */
 _Static_assert(X_UNITS_K_MAX * 32 <= AMX_W_BYTES && X_UNITS_K_MAX * 64 <= AMX_X_BYTES,
-               "two panels, two units");
-#define AMX_PANELS 32 /* at a time */
-#define AMX_FEW 32    /* rows up to which w is read once */
+               "a pair, two units");
+#define AMX_PAIRS 16 /* at a time */
 
 /* Codes of 4 bits from k on, n of them (a multiple of 32), as lines of signed bytes, less their
  * zero points. */
@@ -123,25 +123,38 @@ INLINE void amx_add(const int terms, struct amx_sums *a, size_t end)
     a->row = end;
 }
 
-/* What a block of panels has in common for all rows. */
+/* What a block of pairs has in common for all rows. */
 struct amx_block {
     const struct panels *q;
-    const char *w;       /* lines of the first panel, */
-    size_t panel_bytes;  /* from which those of the next are as far */
-    size_t p, n;         /* panels */
+    const char *w;       /* lines of the first pair's first panel, */
+    size_t second, step; /* from which the second's, and those of the next pair, are as far */
+    size_t p, n, last;   /* the first pair's first panel; pairs; behind the last panel */
     size_t bytes, chunk; /* of k a step; of k at a time */
-    const char *next;    /* what is fetched meanwhile, */
-    size_t fetch;        /* bytes of each 2048 of w */
-    const float *scales; /* [panels][groups][16] */
+    size_t ahead, fetch; /* how far ahead w is fetched; bytes of each 1024 of a panel */
+    int once;            /* w comes out of memory to be used once */
+    size_t shape;        /* rows that tiles are configured for */
+    const float *scales; /* [pairs][2][groups][16] */
 };
 
+/* What comes after w, on its way while w is used: into the first level where it is next. */
+INLINE void amx_fetch(const struct amx_block *b, const char *w0, const char *w1)
+{
+    for (size_t i = 0; b->once && i < b->fetch; i += 64) {
+        __builtin_prefetch(w0 + i);
+        __builtin_prefetch(w1 + i);
+    }
+    for (size_t i = 0; !b->once && i < b->fetch; i += 64) {
+        __builtin_prefetch(w0 + i, 0, 2);
+        __builtin_prefetch(w1 + i, 0, 2);
+    }
+}
+
 /*
- * k .. end - 1, one segment, of two panels for the units at x, while the segment before becomes
- * floats.
+ * k .. end - 1, one segment, of a pair for the units at x, while the segment before becomes floats.
  */
 INLINE void amx_segment(const int terms, const int units, const struct amx_block *b, const char *x,
                         size_t half, const char *w0, const char *w1, size_t k, size_t end,
-                        const char *next, struct amx_sums *before, int32_t *sums)
+                        size_t ahead, struct amx_sums *before, int32_t *sums)
 {
     const size_t steps = (end - k + b->bytes - 1) / b->bytes;
     const size_t share = (before->rows / AMX_ADD + steps - 1) / steps * AMX_ADD;
@@ -153,8 +166,7 @@ INLINE void amx_segment(const int terms, const int units, const struct amx_block
     for (; k < end; k += b->bytes) {
         const size_t at = k / 64 * 1024 + k % 64;
         const size_t stop = before->row + share;
-        for (size_t i = 0; i < b->fetch; i += 64)
-            __builtin_prefetch(next + k * 32 + i, 0, 2);
+        amx_fetch(b, w0 + k * 16 + ahead, w1 + k * 16 + ahead);
         AMX_LOAD(4, x + at, 64);
         AMX_LOAD(6, w0 + k * 16, 64);
         AMX_INT8(0, 4, 6);
@@ -180,9 +192,9 @@ INLINE void amx_segment(const int terms, const int units, const struct amx_block
     }
 }
 
-/* Up to two units of x, m rows, against all panels of a block, to acc [pairs][32][32]. */
+/* Up to two units of x, m rows, against all pairs of a block, to acc [pairs][32][32]. */
 INLINE void amx_units(const int terms, const int units, const struct amx_block *b,
-                      const struct amx_x *x, size_t unit, size_t m, const char *next, float *acc)
+                      const struct amx_x *x, size_t unit, size_t m, size_t ahead, float *acc)
 {
     _Alignas(64) int32_t sums[2][1024];
     const struct panels *q = b->q;
@@ -192,20 +204,20 @@ INLINE void amx_units(const int terms, const int units, const struct amx_block *
     int turn = 0;
     for (size_t first = 0, stop; first < q->K; first = stop) {
         stop = q->K - first < b->chunk ? q->K : first + b->chunk;
-        for (size_t j = 0; j < b->n; j += 2) {
-            const char *w0 = b->w + j * b->panel_bytes, *w1 = w0 + b->panel_bytes;
-            const float *s0 = b->scales + j * q->groups * 16, *s1 = s0 + q->groups * 16;
-            if (j + 1 == b->n) { /* the same again, for nobody */
-                w1 = w0;
-                s1 = s0;
-            }
+        for (size_t j = 0; j < b->n; j++) {
+            const char *w0 = b->w + j * b->step, *w1 = w0;
+            const float *s0 = b->scales + j * 2 * q->groups * 16, *s1 = s0 + q->groups * 16;
+            if (q->gate || b->p + 2 * j + 1 < b->last) /* else the same again, for nobody */
+                w1 += b->second;
             for (size_t k = first, end; k < stop; k = end, turn = !turn) {
+                const int over =
+                    b->once && k * 16 + ahead >= q->panel_bytes; /* then the next pair */
                 end = stop - k < q->segment ? stop : k + q->segment;
                 amx_segment(terms, units, b, rows, x->half, w0, w1, k, end,
-                            next + j * b->panel_bytes, &before, sums[turn]);
+                            over ? ahead + b->step - q->panel_bytes : ahead, &before, sums[turn]);
                 before.sums = sums[turn];
                 before.scales = scales + k / q->segment * x->rows;
-                before.acc = acc + j * 512;
+                before.acc = acc + j * 1024;
                 before.scale[0] = v_load(s0 + k / q->group * 16);
                 before.scale[1] = v_load(s1 + k / q->group * 16);
                 before.first = !k;
@@ -218,75 +230,84 @@ INLINE void amx_units(const int terms, const int units, const struct amx_block *
 }
 
 /* A row of sums of a block. */
-INLINE void amx_put_row(const struct amx_block *b, const float *acc, float *out,
+INLINE void amx_put_row(const struct amx_block *b, const float *acc, float *out, const int stream,
                         const struct post *post)
 {
-    const size_t n = b->p * EMBER_PANEL;
     const int plain = !post->b && post->scale == 1 && !(post->softcap > 0);
-    for (size_t j = 0; j < b->n; j++) {
-        vf v = v_load(acc + j / 2 * 1024 + j % 2 * 16);
-        if (plain && (b->p + j + 1) * EMBER_PANEL <= b->q->N)
-            v_store(out + n + j * EMBER_PANEL, v);
-        else
-            panel_put(b->q, b->p + j, out, &v, post);
+    for (size_t j = 0; j < b->n; j++, acc += 1024) {
+        if (b->q->gate) {
+            vnni_gated(b->q, b->p + j, out, acc, acc + 16, post, stream);
+            continue;
+        }
+        for (size_t p = b->p + 2 * j, i = 0; i < 2 && p + i < b->last; i++) {
+            vf v = v_load(acc + i * 16);
+            if (plain && (p + i + 1) * EMBER_PANEL <= b->q->N)
+                v_store(out + (p + i) * EMBER_PANEL, v);
+            else
+                panel_put(b->q, p + i, out, &v, post);
+        }
     }
 }
 
-/* All rows of x against a block of panels. */
-INLINE void amx_rows(const struct amx_block *b, const struct amx_x *x, size_t n, float *const *out,
-                     const struct post *post)
+/* All rows of x against a block of pairs. */
+INLINE void amx_rows(struct amx_block *b, const struct amx_x *x, size_t n,
+                     const struct panel_rows *rows, size_t r, const struct post *post)
 {
-    _Alignas(64) float acc[AMX_PANELS / 2 * 1024];
-    const size_t height = b->q->terms == 2 ? 16 : 32;
-    size_t shape = 0, unit = 0;
-    for (size_t r = 0, m; r < n; r += m, unit += 2) {
-        const char *next = b->next + r / height * b->fetch;
-        m = n - r < height ? n - r : height;
-        if (m != shape)
+    _Alignas(64) float acc[AMX_PAIRS * 1024];
+    const size_t height = b->q->terms == 2 ? 16 : 32, ahead = b->ahead;
+    size_t unit = 0;
+    for (size_t i = 0, m; i < n; i += m, unit += 2) {
+        const size_t share = ahead + i / height * b->fetch;
+        m = n - i < height ? n - i : height;
+        if (m != b->shape)
             amx_configure(m < 16 ? m : 16, b->q->terms == 2 ? m : m > 16 ? m - 16 : 1, b->bytes);
-        shape = m;
+        b->shape = m;
         if (b->q->terms == 2)
-            amx_units(2, 2, b, x, unit, m, next, acc);
+            amx_units(2, 2, b, x, unit, m, share, acc);
         else if (m > 16)
-            amx_units(1, 2, b, x, unit, m, next, acc);
+            amx_units(1, 2, b, x, unit, m, share, acc);
         else
-            amx_units(1, 1, b, x, unit, m, next, acc);
-        for (size_t i = 0; i < m; i++)
-            amx_put_row(b, acc + i * 32, out[r + i], post);
+            amx_units(1, 1, b, x, unit, m, share, acc);
+        for (size_t j = 0; j < m; j++)
+            amx_put_row(b, acc + j * 32, rows->out[r + i + j], rows->stream, post);
     }
 }
 
-/* n rows of x against some panels. */
+/* n rows of x, from r on, against some panels, of a gated weight those of gate. */
 INLINE void amx_panels(enum ember_quant quant, const struct panels *q, const struct amx_x *x,
-                       size_t n, float *const *out, struct range panels, const struct post *post)
+                       size_t n, const struct panel_rows *rows, size_t r, struct range panels,
+                       const struct post *post)
 {
     _Alignas(64) char lines[AMX_W_BYTES];
     _Alignas(64) float scales[AMX_W_BYTES / 32];
     const int four = quant != EMBER_QUANT_INT8;
     const size_t height = q->terms == 2 ? 16 : 32, groups = (n + height - 1) / height;
-    const size_t half = EMBER_X8_COLUMNS(q->K), fit = AMX_W_BYTES / (half * 16) / 2 * 2;
-    size_t most = n <= AMX_FEW && four ? 2 : fit > AMX_PANELS ? AMX_PANELS : fit;
-    struct amx_block b = {.q = q, .bytes = q->segment % 64 ? 32 : 64, .scales = scales};
-    if (q->segment >= q->K)
-        b.bytes = 64;
-    if (most < 2)
-        most = 2;
+    const size_t half = EMBER_X8_COLUMNS(q->K), fit = AMX_W_BYTES / (half * 32);
+    const size_t a_pair = q->gate ? 1 : 2, apart = q->gate ? q->gate->panels : 1;
+    struct amx_block b = {.q = q, .last = panels.end, .once = groups == 1, .scales = scales};
+    const size_t most = !fit || (b.once && four) ? 1 : fit > AMX_PAIRS ? AMX_PAIRS : fit;
+    b.bytes = q->segment % 64 && q->segment < q->K ? 32 : 64;
     b.chunk = q->segment > AMX_STEP_K ? q->segment : AMX_STEP_K / q->segment * q->segment;
-    b.panel_bytes = four ? half * 16 : q->panel_bytes;
-    b.fetch = four ? 0 : (groups > 32 ? 64 : 2048 / groups / 64 * 64) * b.bytes / 64;
-    for (b.p = panels.first; b.p < panels.end; b.p += b.n) {
-        b.n = panels.end - b.p < most ? panels.end - b.p : most;
-        b.w = q->w + b.p * q->panel_bytes;
-        b.next = b.w + (n <= AMX_FEW ? 2 : b.n) * q->panel_bytes;
-        if (four) { /* a step of 64 may read behind them: x is zero there */
-            b.w = lines;
-            for (size_t j = 0; j < b.n; j++)
-                amx_expand(q, b.p + j, 0, (q->K + 31) / 32 * 32, lines + j * half * 16);
-        }
-        for (size_t j = 0; j < b.n; j++)
+    if (b.once) /* w as it comes */
+        b.chunk = q->K;
+    b.second = four ? half * 16 : apart * q->panel_bytes;
+    b.step = four ? half * 32 : a_pair * q->panel_bytes;
+    b.fetch = four ? 0 : (groups > 16 ? 64 : 1024 / groups / 64 * 64) * b.bytes / 64;
+    for (b.p = panels.first; b.p < panels.end; b.p += b.n * a_pair) {
+        const size_t left = (panels.end - b.p + a_pair - 1) / a_pair;
+        b.n = left < most ? left : most;
+        b.w = four ? lines : q->w + b.p * q->panel_bytes;
+        b.ahead = b.once ? PANEL_AHEAD : b.n * b.step;
+        for (size_t j = 0; j < 2 * b.n; j++) {
+            size_t p = b.p + j / 2 * a_pair + j % 2 * apart;
+            if (!q->gate && p >= panels.end) /* the last again, for nobody */
+                p = panels.end - 1;
             for (size_t g = 0; g < q->groups; g++)
-                v_store(scales + (j * q->groups + g) * 16, panel_scale(q, b.p + j, g, 0));
-        amx_rows(&b, x, n, out, post);
+                v_store(scales + (j * q->groups + g) * 16, panel_scale(q, p, g, 0));
+            if (four) /* a step of 64 may read behind them: x is zero there */
+                amx_expand(q, p, 0, (q->K + 31) / 32 * 32, lines + j * half * 16);
+        }
+        amx_rows(&b, x, n, rows, r, post);
     }
 }
 
@@ -310,9 +331,11 @@ static __attribute__((unused)) void int_amx(enum ember_quant quant, const struct
             x = amx_ready(rows->ready, rows->first + r);
         else
             amx_pack(q, rows, r, n, units, scales, &x);
-        amx_panels(quant, q, &x, n, rows->out + r, panels, post);
+        amx_panels(quant, q, &x, n, rows, r, panels, post);
     }
     amx_release();
+    if (rows->stream)
+        _mm_sfence();
 }
 
 #endif

@@ -119,7 +119,8 @@ KERNEL(linear_int)
                             .K = q.K,
                             .segment = q.segment,
                             .terms = q.terms,
-                            .form = args[LINI_X_READY] ? x_int_form(n, q.K) : X_INT_ROWS};
+                            .form = args[LINI_X_READY] ? x_int_form(n, q.K, q.segment, q.terms)
+                                                       : X_INT_ROWS};
     const size_t most =
         x.form == X_INT_WOVEN ? linear_woven_rows(&q) : linear_int_rows(n, panels, n_blocks);
     for (size_t turn = 0; panel_part(n, most, panels, block, n_blocks, turn, &part); turn++) {

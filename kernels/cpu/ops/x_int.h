@@ -24,18 +24,26 @@
 #define X_TILE 8
 #define X_UNIT 16
 #define X_UNITS_K_MAX 16384 /* more, and two panels are more than the second-level cache has */
-#define X_ROWS_MAX 16       /* that are put at a time */
+#define X_ROWS_MAX X_TILE   /* that are put at a time */
+#define X_UNITS_LEAST 17    /* rows that matrix tiles take, */
+#define X_UNITS_FEW 5       /* or as few of one term and large segments */
 
 enum x_int_form { X_INT_ROWS, X_INT_ONE, X_INT_WOVEN, X_INT_UNITS };
 
+/* Few rows go by matrix tiles where sums are of many products. */
+INLINE size_t x_units_least(size_t K, size_t segment, int terms)
+{
+    return terms == 1 && (segment % 128 == 0 || segment >= K) ? X_UNITS_FEW : X_UNITS_LEAST;
+}
+
 /* The form of n rows where they are handed over. */
-INLINE enum x_int_form x_int_form(size_t n, size_t K)
+INLINE enum x_int_form x_int_form(size_t n, size_t K, size_t segment, int terms)
 {
 #if EMBER_ISA == 4
-    if (n >= X_UNITS_LEAST && K <= X_UNITS_K_MAX)
+    if (n >= x_units_least(K, segment, terms) && K <= X_UNITS_K_MAX)
         return X_INT_UNITS;
 #endif
-    (void)K;
+    (void)K, (void)segment, (void)terms;
     if (EMBER_ISA < 3 || EMBER_ISA >= 16)
         return X_INT_ROWS;
     return n == 1 ? X_INT_ONE : X_INT_WOVEN;
@@ -58,9 +66,7 @@ INLINE size_t x_int_segments(const struct x_int *x)
 /* Rows that are put together. */
 INLINE size_t x_int_height(const struct x_int *x)
 {
-    return x->form == X_INT_WOVEN   ? (size_t)(X_TILE / x->terms)
-           : x->form == X_INT_UNITS ? X_UNIT
-                                    : 1;
+    return x->form == X_INT_WOVEN ? (size_t)(X_TILE / x->terms) : 1;
 }
 
 /* Of ONE and WOVEN. */
@@ -261,28 +267,24 @@ INLINE void x_int_tile(const int terms, const struct x_int *to, size_t first, si
     __builtin_memset(at, 0, (size_t)(stop - at));
 }
 
-/* The same of a unit. */
-INLINE void x_int_unit(const int terms, const struct x_int *to, size_t first, size_t m,
-                       const float *const *x)
+/* A row of a unit. */
+INLINE void x_int_unit(const int terms, const struct x_int *to, size_t row, const float *x)
 {
     const size_t half = EMBER_X8_COLUMNS(to->K), all = (to->n + 15) / X_UNIT * X_UNIT;
-    char *unit = to->x + first * half * (size_t)terms;
-    for (size_t i = 0; i < m; i++) {
-        float *scales = (float *)to->scale + first + i;
-        char *line = unit + i * 64;
-        for (size_t k = 0, end; k < to->K; scales += all) {
-            end = to->K - k < to->segment ? to->K : k + to->segment;
-            const struct x_scale scale = x_scale_of(x[i] + k, end - k, terms == 2);
-            *scales = scale.scale;
-            for (; k < end; k += VL) /* behind the end of a line are zeros, not the next one's */
-                put_integers((int8_t *)line + k / 64 * 1024 + k % 64, half * X_UNIT, terms == 2,
-                             x_integers(v_get(x[i] + k, V_LEFT(k, end)), &scale, terms == 2), VL);
-            k = end;
-        }
-        for (size_t k = (to->K + VL - 1) / VL * VL; k < half; k += VL)
-            put_integers((int8_t *)line + k / 64 * 1024 + k % 64, half * X_UNIT, terms == 2,
-                         vi_zero(), VL);
+    int8_t *line =
+        (int8_t *)to->x + row / X_UNIT * X_UNIT * half * (size_t)terms + row % X_UNIT * 64;
+    float *scales = (float *)to->scale + row;
+    for (size_t k = 0, end; k < to->K; scales += all) {
+        end = to->K - k < to->segment ? to->K : k + to->segment;
+        const struct x_scale scale = x_scale_of(x + k, end - k, terms == 2);
+        *scales = scale.scale;
+        for (; k < end; k += VL) /* behind the end of a line are zeros, not the next one's */
+            put_integers(line + k / 64 * 1024 + k % 64, half * X_UNIT, terms == 2,
+                         x_integers(v_get(x + k, V_LEFT(k, end)), &scale, terms == 2), VL);
+        k = end;
     }
+    for (size_t k = (to->K + VL - 1) / VL * VL; k < half; k += VL)
+        put_integers(line + k / 64 * 1024 + k % 64, half * X_UNIT, terms == 2, vi_zero(), VL);
 }
 
 #endif
@@ -301,7 +303,7 @@ INLINE void x_int_put_terms(const int terms, const struct x_int *to, size_t firs
 #endif
 #if EMBER_ISA == 4
     if (to->form == X_INT_UNITS) {
-        x_int_unit(terms, to, first, m, x);
+        x_int_unit(terms, to, first, x[0]);
         return;
     }
 #endif
