@@ -102,6 +102,9 @@ int run_load(const struct verb_call *call)
                                             {"load_ms", "loaded in", COLUMN_MS},
                                             {"digest", "digest", 0},
                                             {0}};
+    const char *notice = json_string_value(json_object_get(view.model, "notice"));
+    if (notice && *notice)
+        fprintf(stderr, "emberctl: loaded, but %s\n", notice);
     return cli_print_object(call, view.model, columns);
 }
 

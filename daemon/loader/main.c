@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ember-loader: one per load. Takes the path of a checkpoint or pack over the link, says what it
- * needs, waits to be admitted, loads, hands weights and manifest over as sealed descriptors and
- * exits. Or takes such descriptors, writes their pack and exits. It dies with emberd (the link
- * closes).
+ * needs, waits to be admitted, loads, hands weights and manifest over as sealed descriptors, looks
+ * whether tokenizer and chat template are well, and exits. Or takes such descriptors, writes their
+ * pack and exits. It dies with emberd (the link closes).
  */
 #include <errno.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,6 +18,7 @@
 #include "base/log.h"
 #include "base/utf8.h"
 #include "daemon/link.h"
+#include "daemon/loader/text_check.h"
 #include "ember/v1/internal.pb-c.h"
 #include "engine/load.h"
 #include "engine/packs.h"
@@ -105,6 +107,24 @@ static int fail(const struct loader *loader, const struct error *err)
     return 1;
 }
 
+/* The model is in use already: instances that start have the processors first. */
+static int check_text(const struct loader *loader, const char *path)
+{
+    _cleanup_(buffer_free) struct buffer notice = {0};
+    Ember__V1__LoaderText text = EMBER__V1__LOADER_TEXT__INIT;
+    Ember__V1__FromLoader from = EMBER__V1__FROM_LOADER__INIT;
+
+    setpriority(PRIO_PROCESS, 0, 10);
+    text_check(path, &notice);
+    if (!notice.len)
+        return 0;
+    utf8_tame_line(notice.data);
+    text.notice = notice.data;
+    from.kind_case = EMBER__V1__FROM_LOADER__KIND_TEXT;
+    from.text = &text;
+    return say(loader, &from, NULL, 0) < 0;
+}
+
 static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
 {
     struct load_options options = {.threads = start->threads,
@@ -137,7 +157,7 @@ static int load(struct loader *loader, const Ember__V1__LoaderStart *start)
     from.done = &done;
     int r = say(loader, &from, (int[]){loaded.weights, loaded.manifest}, 2);
     loaded_close(&loaded);
-    return r < 0;
+    return r < 0 ? 1 : check_text(loader, start->path);
 }
 
 /* Nobody waits for this: it takes what processor and disk have left. */

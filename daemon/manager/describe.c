@@ -40,6 +40,7 @@ void mgr_describe_model(const struct mgr_model *m, Ember__V1__Model *ret)
     ret->quant = m->state == MODEL_PARKED && !*m->quant ? (char *)m->recipe : m->quant;
     ret->from_pack = m->state == MODEL_PARKED && m->from_pack;
     ret->error = (char *)m->error.text;
+    ret->notice = m->state == MODEL_PARKED ? (char *)m->notice : (char *)"";
     ret->kv_type = (char *)kv_kind_name(mgr_model_kv_kind(m));
     ret->instance_bytes = m->state == MODEL_PARKED ? mgr_model_instance_bytes(m) : 0;
 }

@@ -72,6 +72,7 @@ static int make_record(const struct mgr_model *m)
     record.kv_type = (char *)(m->kv_kind >= 0 ? kv_kind_name((enum kv_kind)m->kv_kind) : "");
     record.from_pack = m->from_pack;
     record.recipe = (char *)m->recipe;
+    record.notice = (char *)m->notice;
     record.load_ns = m->load_ns;
     record.instance_bytes = m->own_bytes;
     size_t len = ember__v1__stored_model__get_packed_size(&record);
@@ -184,6 +185,7 @@ static void set_from_record(struct mgr_model *m, const Ember__V1__StoredModel *r
     m->kv_kind = kv_kind_find(record->kv_type, &kind, NULL) == 0 ? (int)kind : -1;
     m->from_pack = record->from_pack;
     snprintf(m->recipe, sizeof m->recipe, "%s", record->recipe);
+    snprintf(m->notice, sizeof m->notice, "%s", record->notice);
     m->load_ns = record->load_ns;
     m->own_bytes = record->instance_bytes;
 }

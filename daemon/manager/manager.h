@@ -133,6 +133,7 @@ struct mgr_model {
     int early_fds[3]; /* weights, manifest, the page of `early` */
     bool from_pack;
     char recipe[PACK_RECIPE_MAX + 1]; /* of that pack: how it was quantised */
+    char notice[ERROR_TEXT_MAX];      /* what of it is broken beside the weights; or "" */
     struct child *packer;             /* writes its pack */
     bool pack_wanted;                 /* one is to be written when nothing else is to be done */
     uint8_t pack_key[16];             /* of the checkpoint that was loaded */

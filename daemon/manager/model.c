@@ -466,8 +466,19 @@ static void on_done(struct mgr_model *model, const Ember__V1__LoaderDone *done, 
     mgr_model_set_state(model, MODEL_PARKED);
     log_info("model resident", "model=%s bytes=%llu ms=%.1f digest=%s", model->name,
              (unsigned long long)model->weights_bytes, (double)model->load_ns / 1e6, model->digest);
+    mgr_fdstore_put(model); /* who watches the load hears of its end when the loader has gone */
+}
+
+/* The model is served all the same: its users may want no text. */
+static void on_text(struct mgr_model *model, const char *notice)
+{
+    if (model->state != MODEL_PARKED) /* unloaded meanwhile */
+        return;
+    snprintf(model->notice, sizeof model->notice, "%s", notice);
+    utf8_tame_line(model->notice);
+    log_warn("model is incomplete", "model=%s path=%s error=\"%s\"", model->name, model->path,
+             model->notice);
     mgr_fdstore_put(model);
-    mgr_watch_loaded(model, NULL);
 }
 
 static bool phase_is(const struct mgr_model *model, const char *phase)
@@ -495,6 +506,9 @@ static void loader_message(void *owner, const uint8_t *data, size_t len, int *fd
     else if (m && m->kind_case == EMBER__V1__FROM_LOADER__KIND_DONE && phase_is(model, "reading") &&
              n_fds == 2)
         on_done(model, m->done, fds);
+    else if (m && m->kind_case == EMBER__V1__FROM_LOADER__KIND_TEXT &&
+             model->state != MODEL_LOADING)
+        on_text(model, m->text->notice);
     else if (!phase_is(model, "ending"))
         understood = false;
     if (!understood) {
@@ -512,6 +526,8 @@ static void loader_exited(void *owner, const struct error *why)
     model->loader = NULL;
     if (model->state == MODEL_LOADING)
         load_failed(model, why);
+    else if (model->state == MODEL_PARKED)
+        mgr_watch_loaded(model, NULL);
     mgr_settle_soon(model->mgr);
     if (model->forgotten)
         mgr_model_forget(model);
@@ -539,6 +555,7 @@ void mgr_model_load_start(struct mgr_model *model)
              (int)child_pid(model->loader));
     model->forgotten = false;
     model->phase = "planning";
+    *model->notice = 0;
     model->load_started_ns = clock_ns();
     model->bytes_done = 0;
     mgr_model_set_state(model, MODEL_LOADING);
@@ -596,6 +613,8 @@ void mgr_model_unload(struct mgr_model *model, const struct error *why)
                  (unsigned long long)model->weights_bytes, why->text);
         mgr_fdstore_remove(model);
         mgr_pack_stop(model);
+        if (model->loader)
+            child_kill(model->loader);
         model->weights_fd = fd_close(model->weights_fd);
         model->manifest_fd = fd_close(model->manifest_fd);
         model->leaving_failed = false;

@@ -280,17 +280,19 @@ static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, vo
         m->standby = request->standby;
     mgr_settle_soon(mgr);
     m->used_ns = clock_ns();
-    if (m->state == MODEL_PARKED) {
-        if (asks_standby(request) || request->kv_bytes || *request->kv_type)
-            mgr_fdstore_put(m);
+    bool parked = m->state == MODEL_PARKED;
+    if (parked && (asks_standby(request) || request->kv_bytes || *request->kv_type))
+        mgr_fdstore_put(m);
+    if (parked && !m->loader) {
         finish_load(m, call);
         return;
     }
     struct mgr_watch *w = watch_new(m, call);
     TAILQ_INSERT_TAIL(&m->loads, w, link);
     grpc_call_on_cancel(call, load_cancelled, w);
-    send_progress(m, call, m->state == MODEL_LOADING ? m->phase : "queued", NULL);
-    m->wanted = true; /* from here on it is loaded whether the caller stays or not */
+    send_progress(m, call, m->state == MODEL_LOADING ? m->phase : parked ? "checking" : "queued",
+                  NULL);
+    m->wanted |= !parked; /* from here on it is loaded whether the caller stays or not */
 }
 
 static void rpc_unload(struct grpc_call *call, const ProtobufCMessage *message, void *user)

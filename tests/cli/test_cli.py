@@ -298,6 +298,34 @@ class Generate(unittest.TestCase):
             self.assertEqual(run.returncode, 1)
             self.assertEqual(d.ctl("status").returncode, 0)
 
+    def test_a_broken_tokenizer_or_template_is_told_at_the_load(self):
+        """Weights are served all the same; on stderr, in --json and in the log: file, reason, what it costs."""
+        with Daemon("--standby=0") as d:
+            def load(name, file, content):
+                folder = os.path.join(d.dir, name)
+                shutil.copytree(TINY, folder)
+                if content is not None:
+                    with open(os.path.join(folder, file), "w") as f:
+                        f.write(content)
+                else:
+                    os.unlink(os.path.join(folder, file))
+                run = d.ctl("load", folder, "--json")
+                return folder, run.stderr, json.loads(run.stdout)["notice"]
+            for name, file, content, lost in (
+                    ("cut", "tokenizer.json", '{"model": ', "token ids do"),
+                    ("odd", "tokenizer.json", '{"model": {"type": "Nonsense"}}', "token ids do"),
+                    ("chat", "chat_template.jinja", "{% if %}", "/v1/chat/completions")):
+                folder, said, notice = load(name, file, content)
+                d.log.seek(0)
+                line = next(x for x in d.log if f"model is incomplete model={name} " in x)
+                for text in (said, notice, line):
+                    for part in (folder, file, lost):
+                        self.assertIn(part, text)
+                self.assertEqual(d.json("spawn", name)["instance"]["model"], name)
+                self.assertIn(notice, d.ctl("load", folder).stderr)  # resident already
+            self.assertIn("tokenizer.json", d.ctl("generate", "-m", "cut", "x", check=False).stderr)
+            self.assertEqual(load("bare", "tokenizer.json", None)[1:], ("", ""))  # not there is not broken
+
     def test_same_seed_same_text(self):
         with Daemon() as d:
             args = ("--temperature=0.9", "--seed=7", "-n", "30", QUESTION)
