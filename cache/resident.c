@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/sysinfo.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -144,6 +145,17 @@ uint64_t resident_budget_at(const char *proc, const char *cgroup_root)
 uint64_t resident_host_budget(void)
 {
     return resident_budget_at("/proc", "/sys/fs/cgroup");
+}
+
+uint64_t resident_host_total(void)
+{
+    struct sysinfo info;
+    uint64_t units, bytes;
+
+    if (sysinfo(&info) < 0 || !size_add(info.totalram, info.totalswap, &units) ||
+        !size_mul(units, info.mem_unit, &bytes))
+        return UINT64_MAX;
+    return bytes;
 }
 
 /* ---- Making ---- */

@@ -29,7 +29,10 @@ struct resident;
  * limit less the usage, clean page cache not counted as usage. UINT64_MAX when nothing can be read.
  */
 uint64_t resident_host_budget(void);
-/* The same with other roots instead of "/proc" and "/sys/fs/cgroup", for tests. */
+/* Memory and swap of the host together, whoever uses them: more can never be held. UINT64_MAX when
+ * it cannot be read. */
+uint64_t resident_host_total(void);
+/* resident_host_budget with other roots instead of "/proc" and "/sys/fs/cgroup", for tests. */
 uint64_t resident_budget_at(const char *proc, const char *cgroup_root);
 
 /*

@@ -286,7 +286,8 @@ static void on_reload(int sig, short what, void *arg)
     snprintf(text, sizeof text, "RELOADING=1\nMONOTONIC_USEC=%llu",
              (unsigned long long)(clock_ns() / 1000));
     mgr_notify(text);
-    if (config_read(&emberd_program, command_line.argc, command_line.argv, &fresh, &err) < 0) {
+    if (config_read(&emberd_program, command_line.argc, command_line.argv, &fresh, &err) < 0 ||
+        mgr_budget_check(&fresh, &err) < 0) {
         log_error("configuration not reloaded", "error=\"%s\"", err.text);
     } else {
         config_reload(&emberd_program, &mgr->options, &fresh, needs_restart, NULL);
@@ -425,6 +426,11 @@ int main(int argc, char **argv)
         buffer_free(&out);
         config_free(&emberd_program, &mgr.options);
         return 0;
+    }
+    if (mgr_budget_check(&mgr.options, &err) < 0) {
+        fprintf(stderr, "emberd: %s\n", err.text);
+        config_free(&emberd_program, &mgr.options);
+        return 2;
     }
     command_line.argc = argc;
     command_line.argv = argv;

@@ -275,6 +275,8 @@ struct mgr {
 /* Measures what the host has; `resident` bytes are ours already. */
 void mgr_budget_init(struct mgr *mgr, uint64_t resident);
 uint64_t mgr_budget(const struct mgr *mgr);
+/* -EDQUOT: options ask for more memory than this host can ever hold; the text names both. */
+int mgr_budget_check(const struct emberd_options *options, struct error *err);
 void mgr_settle_soon(struct mgr *mgr);
 void mgr_settle_init(struct mgr *mgr);
 void mgr_settle_free(struct mgr *mgr);
@@ -305,7 +307,8 @@ uint64_t mgr_model_instance_bytes(const struct mgr_model *model);
 /* What a request wants to be quantised ("": whatever it was); -EEXIST when the model is there with
  * another form, -EINVAL when it is no text of rules. */
 int mgr_model_set_quant(struct mgr_model *model, const char *quant, struct error *err);
-/* Whether so much KV (0: not asked for) holds a page of the model, as far as that is known. */
+/* Whether so much KV (0: not asked for) holds a page of the model, else -EINVAL, and fits into the
+ * budget beside its weights, else -EDQUOT; as far as these are known. */
 int mgr_model_kv_check(const struct mgr_model *model, uint64_t kv_bytes, struct error *err);
 void mgr_model_load_start(struct mgr_model *model);
 void mgr_model_load_admit(struct mgr_model *model); /* memory has been found for it */

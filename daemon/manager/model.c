@@ -361,7 +361,14 @@ static void arm_watchdog(struct mgr_model *model)
 int mgr_model_kv_check(const struct mgr_model *model, uint64_t kv_bytes, struct error *err)
 {
     uint64_t page = model->kv_page_bytes[mgr_model_kv_kind(model)];
+    uint64_t budget = mgr_budget(model->mgr), weights = MIN(model->weights_bytes, budget);
 
+    if (kv_bytes > budget - weights)
+        return error_set(err, EDQUOT,
+                         "kv_bytes is %.1f MiB; the budget is %.1f MiB, of which the weights take "
+                         "%.1f MiB: ask for less, or raise memory_limit",
+                         (double)kv_bytes / (double)MIB, (double)budget / (double)MIB,
+                         (double)weights / (double)MIB);
     if (!kv_bytes || kv_bytes >= page)
         return 0;
     return error_set(err, EINVAL,

@@ -290,7 +290,10 @@ static void rpc_load(struct grpc_call *call, const ProtobufCMessage *message, vo
     struct mgr_watch *w = watch_new(m, call);
     TAILQ_INSERT_TAIL(&m->loads, w, link);
     grpc_call_on_cancel(call, load_cancelled, w);
-    send_progress(m, call, m->state == MODEL_LOADING ? m->phase : parked ? "checking" : "queued",
+    send_progress(m, call,
+                  m->state == MODEL_LOADING ? m->phase
+                  : parked                  ? "checking"
+                                            : "queued",
                   NULL);
     m->wanted |= !parked; /* from here on it is loaded whether the caller stays or not */
 }

@@ -34,6 +34,31 @@ uint64_t mgr_budget(const struct mgr *mgr)
     return mgr->host_bytes > o->memory_reserve ? mgr->host_bytes - o->memory_reserve : 0;
 }
 
+static double mib(uint64_t bytes)
+{
+    return (double)bytes / (double)MIB;
+}
+
+int mgr_budget_check(const struct emberd_options *o, struct error *err)
+{
+    uint64_t total = resident_host_total(), limit = o->memory_limit ? o->memory_limit : total;
+
+    if (o->memory_limit > total)
+        return error_set(err, EDQUOT,
+                         "memory_limit is %.1f MiB; this host has %.1f MiB of memory and swap",
+                         mib(o->memory_limit), mib(total));
+    if (!o->memory_limit && o->memory_reserve >= total)
+        return error_set(err, EDQUOT,
+                         "memory_reserve is %.1f MiB and leaves nothing: this host has %.1f MiB of "
+                         "memory and swap",
+                         mib(o->memory_reserve), mib(total));
+    if (o->kv_bytes > limit)
+        return error_set(err, EDQUOT, "kv_bytes is %.1f MiB; %s %.1f MiB%s", mib(o->kv_bytes),
+                         o->memory_limit ? "memory_limit is" : "this host has", mib(limit),
+                         o->memory_limit ? "" : " of memory and swap");
+    return 0;
+}
+
 /* ---- the snapshot ---- */
 
 static enum pool_place place_of(enum model_state state)

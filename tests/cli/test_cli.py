@@ -59,19 +59,28 @@ def wait_until(condition, what):
 class Daemon:
     """emberd with what the machine's compiler does left out, unless it is about that."""
 
-    def __init__(self, *options, fault=None, cache=None, compile="never"):
+    def __init__(self, *options, fault=None, cache=None, compile="never", config=None):
         self.dir = tempfile.mkdtemp(prefix="ember-cli-")
         self.socket = os.path.join(self.dir, "s")
         self.cache = cache or os.path.join(self.dir, "cache")
         env = dict(os.environ, EMBER_FAULT=fault or "")
         self.env = dict(os.environ, EMBER_SOCKET=self.socket)
         self.log = open(os.path.join(self.dir, "log"), "w+")
+        self.config = os.path.join(self.dir, "conf")
+        if config is not None:
+            with open(self.config, "w") as f:
+                f.write(config)
+            options += (f"--config={self.config}",)
         self.process = subprocess.Popen(
             [EMBERD, f"--socket={self.socket}", f"--runtime-dir={self.dir}/run",
              f"--cache-dir={self.cache}", "--no-gateway", "--spawn-timeout=5m",
              f"--compile={compile}", *options], env=env, stderr=self.log)
         wait_until(lambda: subprocess.run([EMBERCTL, "status"], env=self.env,
                                           capture_output=True).returncode == 0, "emberd answers")
+
+    def text_of_log(self):
+        self.log.seek(0)
+        return self.log.read()
 
     def ctl(self, *args, **more):
         return ctl(*args, env=self.env, **more)
@@ -594,6 +603,37 @@ class Help(unittest.TestCase):
             d.ctl("load", TINY)
             self.assertEqual(d.ctl("load", TINY, "--kv-bytes=10", check=False).returncode, 1)
             self.assertEqual(d.json("spawn")["instance"]["model"], os.path.basename(TINY))
+
+    def test_more_memory_than_there_can_be_is_refused_at_once(self):
+        """At the load and at the start of the daemon, with the limit named; what was there goes on."""
+        with Daemon("--standby=0", "--memory-limit=200MiB") as d:
+            run = d.ctl("load", TINY, "--kv-bytes=99999GiB", check=False)
+            self.assertEqual((run.returncode, "200.0 MiB" in run.stderr), (5, True), run.stderr)
+            d.ctl("load", TINY)
+            run = d.ctl("load", TINY, "--kv-bytes=190MiB", check=False)  # not beside the weights
+            self.assertEqual((run.returncode, "200.0 MiB" in run.stderr), (5, True), run.stderr)
+            self.assertEqual(d.json("spawn")["instance"]["model"], os.path.basename(TINY))
+            config = os.path.join(d.dir, "conf")
+            with open(config, "w") as f:
+                f.write("[memory]\nmemory_limit = 99999GiB\n")
+            for option, name in (("--kv-bytes=99999GiB", "kv_bytes"), (f"--config={config}", "memory_limit"),
+                                 ("--memory-reserve=99999GiB", "memory_reserve"),
+                                 ("--memory-limit=99999GiB", "memory_limit")):
+                run = subprocess.run([EMBERD, f"--socket={d.dir}/t", f"--runtime-dir={d.dir}/r", option],
+                                     capture_output=True, text=True, timeout=60)
+                self.assertEqual(run.returncode, 2, run.stderr)
+                self.assertIn(name, run.stderr)
+                self.assertRegex(run.stderr, r"this host has [0-9.]+ MiB")
+            run = subprocess.run([EMBERD, f"--socket={d.dir}/t", f"--runtime-dir={d.dir}/r",
+                                  "--memory-limit=100MiB", "--kv-bytes=101MiB"],
+                                 capture_output=True, text=True, timeout=60)
+            self.assertEqual((run.returncode, "memory_limit is 100.0 MiB" in run.stderr), (2, True), run.stderr)
+        with Daemon("--standby=0", "--kv-bytes=16MiB", config="[memory]\nmemory_limit = 200MiB\n") as d:
+            with open(d.config, "w") as f:
+                f.write("[memory]\nmemory_limit = 99999GiB\n")
+            d.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "configuration not reloaded" in d.text_of_log(), "the reload is refused")
+            self.assertEqual(d.json("status")["memory_budget"], 200 << 20)
 
     def test_usage_errors(self):
         self.assertEqual(ctl("lod", check=False).returncode, 2)

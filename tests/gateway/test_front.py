@@ -498,8 +498,9 @@ class Fleet(unittest.TestCase):
             self.assertRegex(reply["error"]["message"], "needs .* MiB; the budget is .*memory_limit")
 
         ask(self.stack("--queue-timeout=10m", emberd=("--memory-limit=1MiB",)).gateway, "ember-tiny")
-        stack = self.stack("--queue-timeout=10m", emberd=("--standby=0",))
-        subprocess.run([CTL, "load", gateway.TINY, "--name=wide", "--kv-bytes=99999GiB"], check=True,
+        stack = self.stack("--queue-timeout=10m", emberd=("--standby=0", "--memory-limit=100MiB"))
+        # It fits beside the weights (13 MiB), but not with what else an instance has.
+        subprocess.run([CTL, "load", gateway.TINY, "--name=wide", "--kv-bytes=85MiB"], check=True,
                        stdout=subprocess.DEVNULL, env=dict(os.environ, EMBER_SOCKET=stack.emberd.socket))
         ask(stack.gateway, "wide")
         # The name is free for one that fits.
