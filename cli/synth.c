@@ -72,18 +72,6 @@ char *shape_config(const char *name)
     return NULL;
 }
 
-static int write_config(const char *path, const char *text, struct error *err)
-{
-    FILE *f = fopen(path, "we");
-
-    if (!f)
-        return error_sys(err, errno, "%s", path);
-    bool failed = fputs(text, f) < 0;
-    if (fclose(f) || failed)
-        return error_sys(err, errno, "%s", path);
-    return 0;
-}
-
 static int make_dir(const char *path, struct error *err)
 {
     return mkdir(path, 0755) < 0 && errno != EEXIST ? error_sys(err, errno, "%s", path) : 0;
@@ -96,19 +84,14 @@ int shape_checkpoint(const char *dir, const char *name, uint32_t layers,
     _cleanup_free_ char *config = shape_config(name);
     _cleanup_free_ char *path =
         layers ? x_printf("%s/%s-%u", dir, name, layers) : x_printf("%s/%s", dir, name);
-    _cleanup_free_ char *source = x_printf("%s.config.json", path);
     _cleanup_free_ char *done = x_printf("%s/config.json", path);
     struct synth_options options = {.seed = 1, .dtype = EMBER_BF16, .max_layers = layers};
 
     if (!config)
         return error_set(err, ENOENT, "no shape is called %s", name);
     int r = make_dir(dir, err);
-    if (r == 0 && access(done, R_OK) < 0) {
-        r = write_config(source, config, err);
-        if (r == 0)
-            r = synth_write(source, path, &options, progress, ctx, err);
-        unlink(source);
-    }
+    if (r == 0 && access(done, R_OK) < 0)
+        r = synth_write_config(config, strlen(config), name, path, &options, progress, ctx, err);
     if (r == 0)
         *ret_path = TAKE(path);
     return r;
@@ -126,7 +109,7 @@ int run_synth(const struct verb_call *call)
     struct synth_options options = {.seed = (uint64_t)verb_int(call, "seed"),
                                     .max_layers = (uint32_t)verb_int(call, "layers"),
                                     .dtype = EMBER_BF16};
-    _cleanup_free_ char *config = shape_config(source), *written = NULL;
+    _cleanup_free_ char *config = shape_config(source);
     struct progress progress;
     struct error err = {0};
     int r = 0;
@@ -138,13 +121,11 @@ int run_synth(const struct verb_call *call)
         r = error_set(&err, ENOENT, "%s: no such file, and no shape of that name (%s)", source,
                       names);
     } else if (config) {
-        written = x_printf("%s.config.json", to);
-        r = write_config(written, config, &err);
+        r = synth_write_config(config, strlen(config), source, to, &options, on_progress, &progress,
+                               &err);
+    } else {
+        r = synth_write(source, to, &options, on_progress, &progress, &err);
     }
-    if (r == 0)
-        r = synth_write(written ? written : source, to, &options, on_progress, &progress, &err);
-    if (written)
-        unlink(written);
     progress_end(&progress);
     if (r < 0)
         return cli_fail(call, &err);

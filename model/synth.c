@@ -35,6 +35,9 @@ struct synth {
     uint32_t n_shards;
     uint32_t *shard_of; /* [n_parts] */
     uint8_t *chunk;
+    bool made_dir;
+    char **made; /* names of the files that are ours, [n_made] */
+    size_t n_made;
     double normal[TABLE_SIZE]; /* quantiles of the normal distribution */
 };
 
@@ -73,16 +76,11 @@ static int edit_config(struct synth *s, json_t *root)
     return s->config ? 0 : error_set(s->err, ENOMEM, "no memory for a config");
 }
 
-static int read_config(struct synth *s, const char *path)
+static int read_config(struct synth *s, const char *text, size_t len, const char *path)
 {
-    _cleanup_free_ char *text = NULL;
     json_error_t trouble;
-    json_t *root;
-    size_t len;
-    int r = fd_read_file(path, 16 * MIB, &text, &len, s->err);
-    if (r < 0)
-        return r;
-    root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &trouble);
+    json_t *root = json_loadb(text, len, JSON_REJECT_DUPLICATES, &trouble);
+    int r;
     if (!json_is_object(root))
         r = error_set(s->err, EINVAL, "%s: line %d: %s", path, trouble.line,
                       root ? "not an object" : trouble.text);
@@ -325,16 +323,16 @@ static int write_shard_to(struct synth *s, uint32_t shard, int fd, const char *p
     return r;
 }
 
-static int create(const struct synth *s, const char *name, char **ret_path)
+/* A file that is there already is somebody else's. */
+static int create(struct synth *s, const char *name, char **ret_path)
 {
-    char *path = x_printf("%s/%s", s->dir, name);
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (fd < 0) {
-        error_sys(s->err, errno, "%s", path);
-        free(path);
-        return s->err ? s->err->code : -EIO;
-    }
-    *ret_path = path;
+    _cleanup_free_ char *path = x_printf("%s/%s", s->dir, name);
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return error_sys(s->err, errno, "%s", path);
+    s->made = x_realloc(s->made, (s->n_made + 1) * sizeof *s->made);
+    s->made[s->n_made++] = x_strdup(name);
+    *ret_path = TAKE(path);
     return fd;
 }
 
@@ -346,14 +344,14 @@ static int write_shard(struct synth *s, uint32_t shard)
     return fd < 0 ? fd : write_shard_to(s, shard, fd, path);
 }
 
-static int write_text(const struct synth *s, const char *name, const char *text, size_t len)
+static int write_text(struct synth *s, const char *name, const char *text, size_t len)
 {
     _cleanup_free_ char *path = NULL;
     _cleanup_fd_ int fd = create(s, name, &path);
     return fd < 0 ? fd : fd_write_all(fd, text, len, path, s->err);
 }
 
-static int write_index(const struct synth *s)
+static int write_index(struct synth *s)
 {
     struct buffer out = {0};
     const char *comma = "";
@@ -374,14 +372,14 @@ static int write_index(const struct synth *s)
     return r;
 }
 
-static void remove_all(const struct synth *s)
+static void remove_made(const struct synth *s)
 {
-    for (uint32_t i = 0; i <= s->n_shards; i++) {
-        _cleanup_free_ char *name =
-            i < s->n_shards ? shard_name(s, i) : x_strdup("model.safetensors.index.json");
-        _cleanup_free_ char *path = x_printf("%s/%s", s->dir, name);
+    for (size_t i = 0; i < s->n_made; i++) {
+        _cleanup_free_ char *path = x_printf("%s/%s", s->dir, s->made[i]);
         unlink(path);
     }
+    if (s->made_dir)
+        rmdir(s->dir);
 }
 
 /* The config comes last: without it a folder is no checkpoint. */
@@ -394,16 +392,15 @@ static int write_all(struct synth *s)
         r = write_index(s);
     if (r == 0)
         r = write_text(s, "config.json", s->config, strlen(s->config));
-    if (r < 0)
-        remove_all(s);
     return r;
 }
 
-static int prepare_dir(const struct synth *s)
+static int prepare_dir(struct synth *s)
 {
     static const char *const names[] = {"config.json", "model.safetensors",
                                         "model.safetensors.index.json"};
-    if (mkdir(s->dir, 0755) < 0 && errno != EEXIST)
+    s->made_dir = mkdir(s->dir, 0755) == 0;
+    if (!s->made_dir && errno != EEXIST)
         return error_sys(s->err, errno, "%s", s->dir);
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
         _cleanup_free_ char *path = x_printf("%s/%s", s->dir, names[i]);
@@ -413,8 +410,31 @@ static int prepare_dir(const struct synth *s)
     return check_room(s);
 }
 
+static void synth_free(struct synth *s)
+{
+    for (size_t i = 0; i < s->n_made; i++)
+        free(s->made[i]);
+    free(s->made);
+    model_free(s->model);
+    free(s->config);
+    free(s->shard_of);
+    free(s->chunk);
+}
+
 int synth_write(const char *config_path, const char *out_dir, const struct synth_options *options,
                 synth_progress_fn progress, void *ctx, struct error *err)
+{
+    _cleanup_free_ char *text = NULL;
+    size_t len;
+    int r = fd_read_file(config_path, 16 * MIB, &text, &len, err);
+
+    return r < 0 ? r
+                 : synth_write_config(text, len, config_path, out_dir, options, progress, ctx, err);
+}
+
+int synth_write_config(const char *text, size_t len, const char *name, const char *out_dir,
+                       const struct synth_options *options, synth_progress_fn progress, void *ctx,
+                       struct error *err)
 {
     struct error own = {0};
     _cleanup_free_ struct synth *s = mem_alloc(1, sizeof *s);
@@ -431,12 +451,11 @@ int synth_write(const char *config_path, const char *out_dir, const struct synth
         return error_set(err, EINVAL, "weights of dtype %s", dtype_name(options->dtype));
     make_normal(s->normal);
     s->chunk = mem_alloc(CHUNK_BYTES, 1);
-    r = s->chunk ? read_config(s, config_path) : error_set(err, ENOMEM, "no memory");
+    r = s->chunk ? read_config(s, text, len, name) : error_set(err, ENOMEM, "no memory");
     if (r == 0 && (r = cut_shards(s)) == 0 && (r = prepare_dir(s)) == 0)
         r = write_all(s);
-    model_free(s->model);
-    free(s->config);
-    free(s->shard_of);
-    free(s->chunk);
+    if (r < 0)
+        remove_made(s);
+    synth_free(s);
     return r;
 }

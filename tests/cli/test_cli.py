@@ -481,6 +481,44 @@ class Ends(unittest.TestCase):
         self.assertEqual(run.returncode, 1)
         self.assertIn("standard output", run.stderr)
 
+    def test_a_synth_that_fails_leaves_what_was_there_and_nothing_else(self):
+        with tempfile.TemporaryDirectory() as d:
+            kept = {"out.config.json": "mine", "old/notes": "mine", "old/model-00002-of-00002.safetensors": "mine"}
+            os.mkdir(f"{d}/old")
+            for name, text in kept.items():
+                with open(f"{d}/{name}", "w") as f:
+                    f.write(text)
+
+            def check(run_code, code, said, word):
+                self.assertEqual(run_code, code, said)
+                self.assertIn(word, said)
+                found = sorted(os.path.relpath(os.path.join(at, f), d) for at, _, files in os.walk(d) for f in files)
+                self.assertEqual(found, sorted(kept))
+                self.assertEqual(os.listdir(d).count("out"), 0)
+                for name, text in kept.items():
+                    with open(f"{d}/{name}") as f:
+                        self.assertEqual(f.read(), text)
+
+            for to in ("out", "old"):
+                for fault in ("write:1", "write:2", "write:20"):  # header, values, far into them
+                    run = ctl("synth", "qwen3-0.6b", "--layers=1", f"{d}/{to}", check=False,
+                              env=dict(os.environ, EMBER_FAULT=fault))
+                    check(run.returncode, 5, run.stderr, "No space left")
+                for sig in (signal.SIGINT, signal.SIGTERM):
+                    run = subprocess.Popen([EMBERCTL, "synth", "qwen3-0.6b", f"{d}/{to}"], text=True,
+                                           stderr=subprocess.PIPE)
+                    wait_until(lambda: os.path.exists(f"{d}/{to}/model.safetensors"), "it has begun to write")
+                    run.send_signal(sig)
+                    said = run.communicate(timeout=60)[1]
+                    check(run.returncode, 130, said, "stopped")
+            with open(f"{d}/config.json", "w") as f:  # refused before anything is written
+                f.write('{"model_type": "llama", "hidden_size": 65536, "intermediate_size": 262144, '
+                        '"num_attention_heads": 64, "num_hidden_layers": 300, "vocab_size": 300, '
+                        '"max_position_embeddings": 64}')
+            run = ctl("synth", f"{d}/config.json", f"{d}/out", check=False)
+            os.unlink(f"{d}/config.json")
+            check(run.returncode, 5, run.stderr, "MiB free")
+
     def test_stop_as_json(self):
         with Daemon() as d:
             ids = [d.json("spawn")["instance"]["id"] for _ in range(2)]
