@@ -222,8 +222,10 @@ class Checkpoints(Attack):
 
     def test_kv_memory_absurd(self):
         d = self.daemon("--standby=0")
-        self.assertTrue(d.load(kv_bytes=2 ** 64 - 1))
-        self.fails(CODE.OUT_OF_RANGE, d.client.SpawnInstance, "budget")
+        for known in (False, True):  # before its weights are known, and behind
+            self.fails(CODE.OUT_OF_RANGE, lambda: d.load(kv_bytes=2 ** 64 - 1), "the budget is")
+            if not known:
+                self.assertTrue(d.load())
         self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(kv_bytes=1), "kv_bytes is 1; one page")
         d.load(kv_bytes=8 << 20)
         self.serves(d)
