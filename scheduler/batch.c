@@ -310,10 +310,16 @@ static struct seq *next_lone(const struct sched_instance *instance)
     return instance->draining ? NULL : queue_next_lone(instance);
 }
 
-/* It is being replayed, so its tokens are a prompt. Who has no place makes some. */
+/*
+ * It is being replayed, so its tokens are a prompt. Who has no place makes some. Others wait until
+ * it brings a token, however it is cut; but a step as long as the instance takes might count as a
+ * stall, and whoever is alone at a stall is guilty.
+ */
 static void add_lone(struct build *b, struct seq *seq)
 {
     uint32_t hits;
+
+    b->budget = MIN(b->budget, pace_prompts(b->instance->model, 0, false));
 
     if (!seq_runs(seq)) {
         while (!has_place(b, seq, &hits) && b->instance->n_running)

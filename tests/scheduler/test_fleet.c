@@ -94,6 +94,34 @@ static void a_guilty_one_is_found(void **state)
     end(f);
 }
 
+/* A long prompt that is run by itself is cut as others are: a step of all of it might be a stall.
+ */
+static void a_lone_prompt_keeps_the_pace(void **state)
+{
+    struct sched_model_config config = {.step_ns = 10 * MS};
+    struct sched_limits limits = limits_of(2000, 1000, 4, false);
+    struct fixture *f = begin(&config, &limits);
+
+    struct sched_request b = request(f, 'B', 500, 100, 2);
+
+    ask(f, 'A', 40, 1);
+    b.client = 'A'; /* in the order of arrival */
+    submit(f, &b);
+    assert_string_equal(plan(f), "A40* B24");
+    die(f, &limits);
+    assert_string_equal(plan(f), "A40* B24");
+    die(f, &limits);
+    assert_string_equal(plan(f), "A40*"); /* each by itself */
+    f->now += 20 * MS;
+    done(f);
+    assert_string_equal(plan(f), "B64");
+    f->now += 20 * MS;
+    done(f);
+    assert_string_equal(run(f), "B36*");
+    assert_string_equal(run(f), "B1*");
+    end(f);
+}
+
 /* Two in flight: what one brings does not clear the other choice of the same request. */
 static void each_choice_is_suspected_by_itself(void **state)
 {
@@ -366,6 +394,7 @@ int main(void)
         cmocka_unit_test(a_death_is_replayed),
         cmocka_unit_test(a_death_costs_one_replay),
         cmocka_unit_test(a_guilty_one_is_found),
+        cmocka_unit_test(a_lone_prompt_keeps_the_pace),
         cmocka_unit_test(each_choice_is_suspected_by_itself),
         cmocka_unit_test(the_cancelled_count),
         cmocka_unit_test(an_ordered_end_is_nobodys_fault),
