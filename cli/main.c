@@ -61,7 +61,7 @@ static const struct verb_option verify_options[] = {
      .help = "0: what the machine allows"},
     {"compile", VALUE_BOOL, .help = "compile specialised kernels first"},
     {"kv-type", VALUE_ENUM, .fallback = "auto", .limits = KV_CHOICES,
-     .help = "what K and V are kept in"},
+     .help = "what K and V are kept in; auto is f32, or bf16 under --quant"},
     {"tolerance", VALUE_REAL, .fallback = "1e-3", .limits = "0..",
      .help = "of logits and hidden states, relative to the largest"},
     {0}};
@@ -107,7 +107,7 @@ static const struct verb_option bench_kernels_options[] = {
          .help = "whether threads stay on nodes and CPUs, as for the first instance of emberd"},   \
         {"isa", VALUE_ENUM, .limits = CLI_ISAS, .help = "force this variant of the CPU kernels"},  \
         {"kv-type", VALUE_ENUM, .fallback = "auto", .limits = KV_CHOICES,                          \
-         .help = "what K and V are kept in"},                                                      \
+         .help = "what K and V are kept in; auto is f32, or bf16 under --quant"},                  \
         CLI_QUANT_OPTIONS,                                                                         \
         {"seconds", VALUE_REAL, .fallback = "3", .limits = "0..600",                               \
          .help = "to spend on each figure"},                                                       \

@@ -251,8 +251,10 @@ static int load_opened(const struct checkpoint *checkpoint, const struct load_op
     if (r == 0)
         r = model_layout(model, checkpoint, rules, &layout, err);
     loading.layout = layout;
-    if (r == 0)
+    if (r == 0) {
+        model_settle_kv(model, layout);
         r = loading_begin(&loading, model, err);
+    }
     if (r == 0)
         r = fill_from_checkpoint(checkpoint, &loading, err);
     if (r == 0)

@@ -156,6 +156,7 @@ int manifest_read(const void *data, size_t len, struct model **ret_model,
     if ((r = model_from_config(config, h.config_len, "manifest", &model, err)) < 0 ||
         (r = read_layout(&h, model, forms, &layout, err)) < 0)
         return r;
+    model_settle_kv(model, layout);
     dir = strndup(config + h.config_len, h.dir_len);
     if (!dir)
         return error_set(err, ENOMEM, "manifest: no memory");

@@ -61,6 +61,18 @@ uint64_t model_kv_page(const struct model *model, enum ember_dtype kv)
     return bytes;
 }
 
+void model_settle_kv(struct model *model, const struct weights_layout *layout)
+{
+    struct model_info *info = &model->desc.info;
+    bool made = false;
+
+    for (uint32_t i = 0; i < layout->n_weights; i++)
+        made |= layout->weights[i].made;
+    const enum kv_kind kind = made ? KV_BF16 : KV_F32;
+    info->kv_dtype[KV_AUTO] = info->kv_dtype[kind];
+    info->kv_page_bytes[KV_AUTO] = info->kv_page_bytes[kind];
+}
+
 static int finish_info(struct model *model, struct error *err)
 {
     static const enum ember_dtype kv[] = {

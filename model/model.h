@@ -28,7 +28,7 @@
 #define MODEL_EOS_MAX 8
 #define MODEL_PROBE_ROWS 256 /* vocabulary entries that the head's probe covers */
 
-/* X(id, name, dtype): what K and V may be kept in. Auto is what the model says itself. */
+/* X(id, name, dtype): what K and V may be kept in. Auto follows the weights (model_settle_kv). */
 #define KV_KINDS(X)                                                                                \
     X(KV_AUTO, "auto", EMBER_F32)                                                                  \
     X(KV_F32, "f32", EMBER_F32)                                                                    \
@@ -146,6 +146,13 @@ int model_layout(const struct model *model, const struct checkpoint *checkpoint,
                  const struct quantize_rules *rules, struct weights_layout **ret,
                  struct error *err);
 void weights_layout_free(struct weights_layout *layout);
+
+/*
+ * What KV_AUTO is in this model, once a layout says how its weights are kept: bf16 where some of
+ * them are quantised here, whose own error is far beyond that of K and V in bf16
+ * (docs/performance.md, Quantising); else f32, which it is before. Models of manifest_read know.
+ */
+void model_settle_kv(struct model *model, const struct weights_layout *layout);
 DEFINE_CLEANUP(struct weights_layout *, weights_layout_free)
 
 /* What quantising did to a resident tensor: sums over its values, so that tensors can be added up.

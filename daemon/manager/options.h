@@ -48,7 +48,7 @@
     X("memory", memory_reserve, BYTES, "512MiB", "0..", RELOAD, \
       "bytes left to everything else when memory_limit is 0") \
     X("memory", kv_type, ENUM, "auto", "auto|f32|bf16|f16|int8", RELOAD, \
-      "what instances keep K and V in; auto is f32, which loses nothing; bf16 and f16 halve a page, int8 (a scale for each token and head) quarters it") \
+      "what instances keep K and V in; auto is f32, which loses nothing, or bf16 where emberd quantised the weights itself; bf16 and f16 halve a page, int8 (a scale for each token and head) quarters it") \
     X("memory", kv_bytes, BYTES, "0", "0..", RELOAD, \
       "KV memory of one instance; 0: chosen from the model's shape") \
     X("pool", standby, INT, "1", "0..256", RELOAD, \

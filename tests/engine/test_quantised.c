@@ -64,6 +64,27 @@ static void refused_pack(const char *path)
     assert_non_null(strstr(err.text, "is a pack"));
 }
 
+/* K and V: what is kept exactly stays so, what emberd quantised itself has bf16. */
+static void auto_kv_follows_the_weights(void **state)
+{
+    static const char *const quants[] = {"", "q8", "q4", "q8\nkeep=^layers"};
+    for (size_t i = 0; i < ARRAY_LEN(quants); i++) {
+        struct loaded loaded = load(MODEL, quants[i], 1);
+        struct engine_options options = {.weights = loaded.weights, .manifest = loaded.manifest};
+        struct engine *engine = NULL;
+        struct error err = {0};
+        if (engine_open(&options, &engine, &err) < 0)
+            fail_msg("%s: %s", quants[i], err.text);
+        const struct model_info *info = engine_model(engine);
+        const enum kv_kind kind = *quants[i] ? KV_BF16 : KV_F32;
+        assert_int_equal(info->kv_dtype[KV_AUTO], info->kv_dtype[kind]);
+        assert_int_equal(info->kv_page_bytes[KV_AUTO], info->kv_page_bytes[kind]);
+        assert_int_equal(info->kv_dtype[KV_F32], EMBER_F32);
+        engine_free(engine);
+        loaded_close(&loaded);
+    }
+}
+
 /* ---- bytes ---- */
 
 static void same_bytes_for_any_number_of_threads(void **state)
@@ -441,6 +462,7 @@ static void perplexity_of_public_models(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(auto_kv_follows_the_weights),
         cmocka_unit_test(same_bytes_for_any_number_of_threads),
         cmocka_unit_test(same_bytes_in_any_order),
         cmocka_unit_test(what_is_kept),
