@@ -3,9 +3,12 @@
  * What the gateway's files share. One loop thread owns everything here; workers see a job's body,
  * its api_request and the model's `struct text` while the job's work is theirs, nothing else.
  *
- *   main.c     options, start, signals, the pump, draining
- *   http.c     the server;  openai.c, text.c: from a body to token ids (workers)
+ *   main.c     options, start, signals, the pump, draining;  beat.c: its timer that rides on steps
+ *   http.c     the server;  http_reply.c: what it sends;  guard.c, linger.c: what evhttp lacks
+ *   openai.c   from a body to a request (openai_*.c: its values, structured output) and
+ *   text.c     from there to token ids, on workers
  *   request.c  the life of a request: parse, find its model, tokenize, submit, end
+ *   request_event.c  what the scheduler says of it
  *   choice.c   tokens of one choice: text, stop strings, log-probabilities
  *   respond.c  OpenAI's objects and SSE chunks
  *   fleet.c    models and leases;  watch.c: what emberd says;  policy.c: how many of each

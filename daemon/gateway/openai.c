@@ -1,99 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/gateway/openai.h"
+#include "daemon/gateway/openai_private.h"
 
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
-
-#include "daemon/gateway/tools.h"
-
-/* The parser's state: the first failure stays. */
-struct parse {
-    struct api_request *r;
-    struct api_error *fail;
-    const char *name; /* of the field */
-    json_t *value;
-};
-
-static void bad(struct parse *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void bad(struct parse *p, const char *format, ...)
-{
-    char text[256];
-    va_list ap;
-
-    if (p->fail->status)
-        return;
-    va_start(ap, format);
-    vsnprintf(text, sizeof text, format, ap);
-    va_end(ap);
-    p->fail->status = 400;
-    snprintf(p->fail->param, sizeof p->fail->param, "%s", p->name);
-    error_set(&p->fail->err, EINVAL, "%s: %s", p->name, text);
-}
-
-static double number(struct parse *p, double min, double max)
-{
-    double v = json_number_value(p->value);
-
-    if (!json_is_number(p->value))
-        bad(p, "expected a number");
-    else if (!(v >= min && v <= max))
-        bad(p, "%g is not within %g to %g", v, min, max);
-    return v;
-}
-
-static int64_t integer(struct parse *p, int64_t min, int64_t max)
-{
-    json_int_t v = json_integer_value(p->value);
-
-    if (json_is_real(p->value) && json_real_value(p->value) == floor(json_real_value(p->value)) &&
-        fabs(json_real_value(p->value)) < 9e15)
-        v = (json_int_t)json_real_value(p->value);
-    else if (!json_is_integer(p->value)) {
-        bad(p, "expected an integer");
-        return min;
-    }
-    if (v < min || v > max) {
-        bad(p, "%lld is not within %lld to %lld", (long long)v, (long long)min, (long long)max);
-        return min;
-    }
-    return v;
-}
-
-static bool boolean(struct parse *p)
-{
-    if (!json_is_boolean(p->value))
-        bad(p, "expected true or false");
-    return json_is_true(p->value);
-}
-
-static const char *string(struct parse *p)
-{
-    if (!json_is_string(p->value))
-        bad(p, "expected a string");
-    return json_string_value(p->value);
-}
-
-/* An array of token ids into *ret, owned. */
-static void ids(struct parse *p, json_t *array, uint32_t **ret, size_t *ret_n)
-{
-    size_t n = json_array_size(array);
-
-    free(*ret);
-    *ret = mem_alloc(n + 1, sizeof **ret);
-    *ret_n = *ret ? n : 0;
-    if (!*ret)
-        bad(p, "no memory for %zu token ids", n);
-    for (size_t i = 0; i < *ret_n; i++) {
-        json_t *v = json_array_get(array, i);
-        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > INT32_MAX) {
-            bad(p, "element %zu is not a token id", i);
-            return;
-        }
-        (*ret)[i] = (uint32_t)json_integer_value(v);
-    }
-}
 
 /* ---- one function for each field that is more than a number ---- */
 
@@ -108,7 +19,7 @@ static bool alloc_prompts(struct parse *p, size_t n)
     p->r->prompts = mem_alloc(n + 1, sizeof *p->r->prompts);
     p->r->n_prompts = p->r->prompts ? n : 0;
     if (!p->r->prompts)
-        bad(p, "no memory for %zu prompts", n);
+        parse_bad(p, "no memory for %zu prompts", n);
     return p->r->prompts != NULL;
 }
 
@@ -120,11 +31,11 @@ static void f_prompt(struct parse *p)
     bool one = !json_is_array(v) || !n || json_is_integer(first);
 
     if (json_is_array(v) && !n && p->r->kind != API_DETOKENIZE) {
-        bad(p, "the list is empty");
+        parse_bad(p, "the list is empty");
         return;
     }
     if (!one && n > 1024) {
-        bad(p, "%zu prompts; at most 1024", n);
+        parse_bad(p, "%zu prompts; at most 1024", n);
         return;
     }
     if (!alloc_prompts(p, one ? 1 : n))
@@ -134,9 +45,9 @@ static void f_prompt(struct parse *p)
         if (json_is_string(element))
             prompt_text(p, &p->r->prompts[i], element);
         else if (json_is_array(element) && (json_array_size(element) || element == v))
-            ids(p, element, &p->r->prompts[i].ids, &p->r->prompts[i].n_ids);
+            parse_ids(p, element, &p->r->prompts[i].ids, &p->r->prompts[i].n_ids);
         else
-            bad(p, "expected a string, strings, token ids or lists of token ids");
+            parse_bad(p, "expected a string, strings, token ids or lists of token ids");
     }
 }
 
@@ -146,13 +57,13 @@ static void f_messages(struct parse *p)
     json_t *message;
 
     if (!json_is_array(p->value) || !json_array_size(p->value)) {
-        bad(p, "expected a list of at least one message");
+        parse_bad(p, "expected a list of at least one message");
         return;
     }
     json_array_foreach(p->value, i, message)
     {
         if (!json_is_object(message) || !json_is_string(json_object_get(message, "role")))
-            bad(p, "message %zu is not an object with a role", i);
+            parse_bad(p, "message %zu is not an object with a role", i);
     }
     p->r->messages = p->value;
 }
@@ -162,13 +73,13 @@ static void f_stop(struct parse *p)
     size_t n = json_is_array(p->value) ? json_array_size(p->value) : 1;
 
     if (n > API_STOPS_MAX)
-        bad(p, "%zu strings; at most %d", n, API_STOPS_MAX);
+        parse_bad(p, "%zu strings; at most %d", n, API_STOPS_MAX);
     for (size_t i = 0; i < n && n <= API_STOPS_MAX; i++) {
         json_t *v = json_is_array(p->value) ? json_array_get(p->value, i) : p->value;
         if (!json_is_string(v))
-            bad(p, "expected a string or strings");
+            parse_bad(p, "expected a string or strings");
         else if (!json_string_length(v))
-            bad(p, "an empty string would stop at once");
+            parse_bad(p, "an empty string would stop at once");
         else {
             p->r->stops[p->r->n_stops] = json_string_value(v);
             p->r->stop_lens[p->r->n_stops++] = json_string_length(v);
@@ -179,9 +90,9 @@ static void f_stop(struct parse *p)
 static void f_stop_token_ids(struct parse *p)
 {
     if (!json_is_array(p->value) || json_array_size(p->value) > 256)
-        bad(p, "expected a list of at most 256 token ids");
+        parse_bad(p, "expected a list of at most 256 token ids");
     else
-        ids(p, p->value, &p->r->stop_ids, &p->r->n_stop_ids);
+        parse_ids(p, p->value, &p->r->stop_ids, &p->r->n_stop_ids);
 }
 
 static void f_allowed_token_ids(struct parse *p)
@@ -189,9 +100,9 @@ static void f_allowed_token_ids(struct parse *p)
     size_t n = json_array_size(p->value);
 
     if (!n || n > API_TOKENS_MAX)
-        bad(p, "expected a list of 1 to %d token ids", API_TOKENS_MAX);
+        parse_bad(p, "expected a list of 1 to %d token ids", API_TOKENS_MAX);
     else
-        ids(p, p->value, &p->r->sampling.allowed, &p->r->sampling.n_allowed);
+        parse_ids(p, p->value, &p->r->sampling.allowed, &p->r->sampling.n_allowed);
 }
 
 static void f_bad_words(struct parse *p)
@@ -200,11 +111,11 @@ static void f_bad_words(struct parse *p)
     json_t *v;
 
     if (!json_is_array(p->value) || json_array_size(p->value) > API_BAD_WORDS_MAX)
-        bad(p, "expected a list of at most %d texts", API_BAD_WORDS_MAX);
+        parse_bad(p, "expected a list of at most %d texts", API_BAD_WORDS_MAX);
     json_array_foreach(p->value, i, v)
     {
         if (!json_string_length(v))
-            bad(p, "element %zu is not a text", i);
+            parse_bad(p, "element %zu is not a text", i);
     }
     p->r->bad_words = p->value;
 }
@@ -217,13 +128,13 @@ static void f_logit_bias(struct parse *p)
     json_t *v;
 
     if (!json_is_object(p->value) || n > API_TOKENS_MAX) {
-        bad(p, "expected an object of at most %d tokens", API_TOKENS_MAX);
+        parse_bad(p, "expected an object of at most %d tokens", API_TOKENS_MAX);
         return;
     }
     s->bias_tokens = mem_alloc(n + 1, sizeof *s->bias_tokens);
     s->bias_values = mem_alloc(n + 1, sizeof *s->bias_values);
     if (!s->bias_tokens || !s->bias_values) {
-        bad(p, "no memory for %zu tokens", n);
+        parse_bad(p, "no memory for %zu tokens", n);
         return;
     }
     json_object_foreach(p->value, key, v)
@@ -232,9 +143,9 @@ static void f_logit_bias(struct parse *p)
         unsigned long token = strtoul(key, &end, 10);
         double bias = json_number_value(v);
         if (*key < '0' || *key > '9' || *end || token > INT32_MAX)
-            bad(p, "\"%.32s\" is not a token id", key);
+            parse_bad(p, "\"%.32s\" is not a token id", key);
         else if (!json_is_number(v) || !(bias >= -100 && bias <= 100))
-            bad(p, "the bias of token %lu is not a number from -100 to 100", token);
+            parse_bad(p, "the bias of token %lu is not a number from -100 to 100", token);
         s->bias_tokens[s->n_bias_tokens++] = (uint32_t)token;
         s->bias_values[s->n_bias_values++] = (float)bias;
     }
@@ -246,14 +157,14 @@ static bool member(struct parse *p, const char *name)
     json_t *v = json_object_get(p->value, name);
 
     if (v && !json_is_boolean(v) && !json_is_null(v))
-        bad(p, "%s: expected true or false", name);
+        parse_bad(p, "%s: expected true or false", name);
     return json_is_true(v);
 }
 
 static void f_stream_options(struct parse *p)
 {
     if (!json_is_object(p->value))
-        bad(p, "expected an object");
+        parse_bad(p, "expected an object");
     p->r->include_usage = member(p, "include_usage");
     p->r->continuous_usage = member(p, "continuous_usage_stats");
 }
@@ -264,32 +175,32 @@ static void f_logprobs(struct parse *p)
     if (p->r->kind == API_COMPLETION && json_is_boolean(p->value))
         p->r->logprobs = json_is_true(p->value) ? 0 : -1;
     else if (p->r->kind == API_COMPLETION)
-        p->r->logprobs = (int)integer(p, 0, API_LOGPROBS_MAX);
-    else if (boolean(p))
+        p->r->logprobs = (int)parse_integer(p, 0, API_LOGPROBS_MAX);
+    else if (parse_boolean(p))
         p->r->logprobs = MAX(p->r->logprobs, 0);
 }
 
 static void f_top_logprobs(struct parse *p)
 {
     bool wanted = json_is_true(json_object_get(p->r->json, "logprobs"));
-    int n = (int)integer(p, 0, API_LOGPROBS_MAX);
+    int n = (int)parse_integer(p, 0, API_LOGPROBS_MAX);
 
     if (wanted)
         p->r->logprobs = n;
     else if (n)
-        bad(p, "needs logprobs: true");
+        parse_bad(p, "needs logprobs: true");
 }
 
 static void f_prompt_logprobs(struct parse *p)
 {
-    p->r->prompt_logprobs = (int)integer(p, 0, API_LOGPROBS_MAX);
+    p->r->prompt_logprobs = (int)parse_integer(p, 0, API_LOGPROBS_MAX);
 }
 
 /* The older name: max_completion_tokens goes before it. */
 static void f_max_tokens(struct parse *p)
 {
     json_t *newer = json_object_get(p->r->json, "max_completion_tokens");
-    uint32_t n = (uint32_t)integer(p, p->r->kind == API_CHAT, INT32_MAX);
+    uint32_t n = (uint32_t)parse_integer(p, p->r->kind == API_CHAT, INT32_MAX);
 
     if (!newer || json_is_null(newer))
         p->r->max_tokens = n;
@@ -297,7 +208,7 @@ static void f_max_tokens(struct parse *p)
 
 static void f_seed(struct parse *p)
 {
-    p->r->sampling.seed = (uint64_t)integer(p, INT64_MIN, INT64_MAX);
+    p->r->sampling.seed = (uint64_t)parse_integer(p, INT64_MIN, INT64_MAX);
     p->r->seeded = true;
 }
 
@@ -305,170 +216,33 @@ static void f_best_of(struct parse *p)
 {
     json_t *n = json_object_get(p->r->json, "n");
 
-    if (integer(p, 1, API_N_MAX) != (json_is_integer(n) ? json_integer_value(n) : 1))
-        bad(p, "choosing the best of more than n is not supported");
-}
-
-/* ---- structured output ---- */
-
-static struct api_grammar *ask_grammar(struct parse *p, enum api_grammar_kind kind)
-{
-    struct api_grammar *g = &p->r->grammar;
-
-    if (g->kind != API_GRAMMAR_NONE)
-        bad(p, "only one of json, regex, choice, grammar and json_object, and in one field");
-    g->kind = kind;
-    g->field = p->name;
-    return g;
-}
-
-/* An object, a truth value, or the same as text. */
-static void ask_schema(struct parse *p, json_t *schema)
-{
-    struct api_grammar *g = ask_grammar(p, API_GRAMMAR_SCHEMA);
-
-    if (json_is_string(schema) && !g->owned) {
-        g->owned = json_loadb(json_string_value(schema), json_string_length(schema),
-                              JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, NULL);
-        schema = g->owned;
-    }
-    if (!json_is_object(schema) && !json_is_boolean(schema))
-        bad(p, "expected a JSON Schema: an object, or its text");
-    g->spec = schema;
-}
-
-static void ask_text(struct parse *p, enum api_grammar_kind kind, json_t *text)
-{
-    if (!json_is_string(text) || !json_string_length(text))
-        bad(p, "expected a text");
-    ask_grammar(p, kind)->spec = text;
-}
-
-static void ask_choice(struct parse *p, json_t *list)
-{
-    if (!json_is_array(list) || !json_array_size(list))
-        bad(p, "expected a list of texts");
-    ask_grammar(p, API_GRAMMAR_CHOICE)->spec = list;
-}
-
-static void f_response_format(struct parse *p)
-{
-    const char *type = json_string_value(json_object_get(p->value, "type"));
-    json_t *of = json_object_get(p->value, "json_schema"), *schema = json_object_get(of, "schema");
-
-    if (type && !strcmp(type, "json_object"))
-        ask_grammar(p, API_GRAMMAR_OBJECT);
-    else if (type && !strcmp(type, "json_schema") && schema)
-        ask_schema(p, schema);
-    else if (type && !strcmp(type, "json_schema"))
-        bad(p, "expected {\"type\": \"json_schema\", \"json_schema\": {\"schema\": {...}}}");
-    else if (!type || strcmp(type, "text"))
-        bad(p, "only the types \"text\", \"json_object\" and \"json_schema\" are supported");
-}
-
-static void one_structured(struct parse *p, const char *key, json_t *v)
-{
-    struct api_grammar *g = &p->r->grammar;
-
-    if (!strcmp(key, "json"))
-        ask_schema(p, v);
-    else if (!strcmp(key, "regex"))
-        ask_text(p, API_GRAMMAR_REGEX, v);
-    else if (!strcmp(key, "choice"))
-        ask_choice(p, v);
-    else if (!strcmp(key, "grammar"))
-        ask_text(p, API_GRAMMAR_RULES, v);
-    else if (!strcmp(key, "json_object") && json_is_true(v))
-        ask_grammar(p, API_GRAMMAR_OBJECT);
-    else if (!strcmp(key, "whitespace_pattern") && json_is_string(v))
-        g->whitespace = json_string_value(v);
-    else if (!strcmp(key, "disable_any_whitespace"))
-        g->compact = json_is_true(v);
-    else if (strcmp(key, "disable_fallback") && strcmp(key, "backend") && !json_is_false(v))
-        bad(p, "%.64s is not supported", key);
-}
-
-static void f_structured_outputs(struct parse *p)
-{
-    enum api_grammar_kind before = p->r->grammar.kind;
-    const char *key;
-    json_t *v;
-
-    if (!json_is_object(p->value))
-        bad(p, "expected an object");
-    json_object_foreach(p->value, key, v)
-    {
-        if (!json_is_null(v))
-            one_structured(p, key, v);
-    }
-    if (p->r->grammar.kind == API_GRAMMAR_NONE || p->r->grammar.kind == before)
-        bad(p, "expected one of json, regex, choice, grammar and json_object");
+    if (parse_integer(p, 1, API_N_MAX) != (json_is_integer(n) ? json_integer_value(n) : 1))
+        parse_bad(p, "choosing the best of more than n is not supported");
 }
 
 static void f_suffix(struct parse *p)
 {
     if (json_is_string(p->value) && json_string_length(p->value))
-        bad(p, "inserting before a suffix is not supported");
-}
-
-static void f_tool_choice(struct parse *p)
-{
-    const char *choice = json_string_value(p->value);
-    json_t *function = json_object_get(p->value, "function");
-
-    if (json_is_object(p->value)) {
-        p->r->tool_choice = API_TOOLS_NAMED;
-        p->r->tool_name = json_string_value(json_object_get(function, "name"));
-        if (!p->r->tool_name)
-            bad(p, "expected {\"type\": \"function\", \"function\": {\"name\": ...}}");
-    } else if (choice && !strcmp(choice, "none")) {
-        p->r->tool_choice = API_TOOLS_NONE;
-    } else if (choice && !strcmp(choice, "required")) {
-        p->r->tool_choice = API_TOOLS_REQUIRED;
-    } else if (!choice || strcmp(choice, "auto")) {
-        bad(p, "expected \"none\", \"auto\", \"required\" or one of the tools");
-    }
-}
-
-static void f_tools(struct parse *p)
-{
-    size_t i;
-    json_t *tool;
-
-    if (!json_is_array(p->value)) {
-        bad(p, "expected a list");
-        return;
-    }
-    json_array_foreach(p->value, i, tool)
-    {
-        json_t *function = json_object_get(tool, "function");
-        json_t *parameters = json_object_get(function, "parameters");
-        if (!json_string_length(json_object_get(function, "name")))
-            bad(p, "element %zu is not {\"type\": \"function\", \"function\": {\"name\": ...}}", i);
-        else if (parameters && !json_is_object(parameters) && !json_is_null(parameters))
-            bad(p, "the parameters of element %zu are no JSON schema", i);
-    }
-    if (json_array_size(p->value))
-        p->r->tools = p->value;
+        parse_bad(p, "inserting before a suffix is not supported");
 }
 
 static void f_list(struct parse *p)
 {
     if (!json_is_array(p->value))
-        bad(p, "expected a list");
+        parse_bad(p, "expected a list");
 }
 
 static void f_object(struct parse *p)
 {
     if (!json_is_object(p->value))
-        bad(p, "expected an object");
+        parse_bad(p, "expected an object");
 }
 
 /* Nothing is lost by leaving out an empty list. */
 static void f_unless_empty(struct parse *p)
 {
     if (!json_is_array(p->value) || json_array_size(p->value))
-        bad(p, "not supported");
+        parse_bad(p, "not supported");
 }
 
 static void f_modalities(struct parse *p)
@@ -479,15 +253,15 @@ static void f_modalities(struct parse *p)
     json_array_foreach(p->value, i, v)
     {
         if (!json_is_string(v) || strcmp(json_string_value(v), "text"))
-            bad(p, "only \"text\" is supported");
+            parse_bad(p, "only \"text\" is supported");
     }
 }
 
 static void f_truncate(struct parse *p)
 {
-    p->r->truncate = integer(p, -1, INT32_MAX);
+    p->r->truncate = parse_integer(p, -1, INT32_MAX);
     if (!p->r->truncate)
-        bad(p, "0 tokens would be left");
+        parse_bad(p, "0 tokens would be left");
 }
 
 static void f_truncation_side(struct parse *p)
@@ -496,32 +270,32 @@ static void f_truncation_side(struct parse *p)
 
     p->r->truncate_right = side && !strcmp(side, "right");
     if (!side || (strcmp(side, "left") && strcmp(side, "right")))
-        bad(p, "expected \"left\" or \"right\"");
+        parse_bad(p, "expected \"left\" or \"right\"");
 }
 
 static void f_cache_salt(struct parse *p)
 {
-    p->r->cache_salt = string(p);
+    p->r->cache_salt = parse_string(p);
     if (!json_string_length(p->value))
-        bad(p, "expected a text, or none at all");
+        parse_bad(p, "expected a text, or none at all");
 }
 
 /* -1: as much as it likes. */
 static void f_thinking_budget(struct parse *p)
 {
-    if (integer(p, -1, INT32_MAX) >= 0)
-        bad(p, "not supported");
+    if (parse_integer(p, -1, INT32_MAX) >= 0)
+        parse_bad(p, "not supported");
 }
 
 static void f_unsupported(struct parse *p)
 {
-    bad(p, "not supported");
+    parse_bad(p, "not supported");
 }
 
 static void f_truthy_unsupported(struct parse *p)
 {
     if (!json_is_false(p->value))
-        bad(p, "not supported");
+        parse_bad(p, "not supported");
 }
 
 static void f_ignored(struct parse *p)
@@ -538,60 +312,62 @@ static void f_ignored(struct parse *p)
 #define D (1 << API_DETOKENIZE)
 #define G (C | H)
 #define FIELDS(X)                                                                                  \
-    X(model, G | T | D, r->model = string(p))                                                      \
+    X(model, G | T | D, r->model = parse_string(p))                                                \
     X(prompt, C | T, f_prompt(p))                                                                  \
     X(messages, H | T, f_messages(p))                                                              \
     X(tokens, D, f_prompt(p))                                                                      \
     X(max_tokens, G, f_max_tokens(p))                                                              \
-    X(max_completion_tokens, G, r->max_tokens = (uint32_t)integer(p, 1, INT32_MAX))                \
-    X(min_tokens, G, r->min_tokens = (uint32_t)integer(p, 0, INT32_MAX))                           \
-    X(n, G, r->n = (uint32_t)integer(p, 1, API_N_MAX))                                             \
+    X(max_completion_tokens, G, r->max_tokens = (uint32_t)parse_integer(p, 1, INT32_MAX))          \
+    X(min_tokens, G, r->min_tokens = (uint32_t)parse_integer(p, 0, INT32_MAX))                     \
+    X(n, G, r->n = (uint32_t)parse_integer(p, 1, API_N_MAX))                                       \
     X(best_of, G, f_best_of(p))                                                                    \
-    X(stream, G, r->stream = boolean(p))                                                           \
+    X(stream, G, r->stream = parse_boolean(p))                                                     \
     X(stream_options, G, f_stream_options(p))                                                      \
-    X(echo, G, r->echo = boolean(p))                                                               \
+    X(echo, G, r->echo = parse_boolean(p))                                                         \
     X(logprobs, G, f_logprobs(p))                                                                  \
     X(top_logprobs, H, f_top_logprobs(p))                                                          \
     X(prompt_logprobs, G, f_prompt_logprobs(p))                                                    \
     X(stop, G, f_stop(p))                                                                          \
     X(stop_token_ids, G, f_stop_token_ids(p))                                                      \
-    X(include_stop_str_in_output, G, r->include_stop = boolean(p))                                 \
-    X(ignore_eos, G, r->ignore_eos = boolean(p))                                                   \
-    X(skip_special_tokens, G | D, r->skip_special = boolean(p))                                    \
-    X(add_special_tokens, G | T, (r->add_special = boolean(p), r->add_special_set = true))         \
-    X(return_token_ids, G, r->return_ids = boolean(p))                                             \
-    X(return_token_strs, T, r->return_strings = boolean(p))                                        \
+    X(include_stop_str_in_output, G, r->include_stop = parse_boolean(p))                           \
+    X(ignore_eos, G, r->ignore_eos = parse_boolean(p))                                             \
+    X(skip_special_tokens, G | D, r->skip_special = parse_boolean(p))                              \
+    X(add_special_tokens, G | T, (r->add_special = parse_boolean(p), r->add_special_set = true))   \
+    X(return_token_ids, G, r->return_ids = parse_boolean(p))                                       \
+    X(return_token_strs, T, r->return_strings = parse_boolean(p))                                  \
     X(temperature, G,                                                                              \
-      (r->sampling.temperature = (float)number(p, 0, 100), r->set |= API_TEMPERATURE))             \
-    X(top_p, G, (r->sampling.top_p = (float)number(p, 1e-9, 1), r->set |= API_TOP_P))              \
+      (r->sampling.temperature = (float)parse_number(p, 0, 100), r->set |= API_TEMPERATURE))       \
+    X(top_p, G, (r->sampling.top_p = (float)parse_number(p, 1e-9, 1), r->set |= API_TOP_P))        \
     X(top_k, G,                                                                                    \
-      (r->sampling.top_k = (uint32_t)MAX(integer(p, -1, INT32_MAX), 0), r->set |= API_TOP_K))      \
-    X(min_p, G, (r->sampling.min_p = (float)number(p, 0, 1), r->set |= API_MIN_P))                 \
+      (r->sampling.top_k = (uint32_t)MAX(parse_integer(p, -1, INT32_MAX), 0),                      \
+       r->set |= API_TOP_K))                                                                       \
+    X(min_p, G, (r->sampling.min_p = (float)parse_number(p, 0, 1), r->set |= API_MIN_P))           \
     X(seed, G, f_seed(p))                                                                          \
-    X(presence_penalty, G, r->sampling.presence_penalty = (float)number(p, -2, 2))                 \
-    X(frequency_penalty, G, r->sampling.frequency_penalty = (float)number(p, -2, 2))               \
+    X(presence_penalty, G, r->sampling.presence_penalty = (float)parse_number(p, -2, 2))           \
+    X(frequency_penalty, G, r->sampling.frequency_penalty = (float)parse_number(p, -2, 2))         \
     X(repetition_penalty, G,                                                                       \
-      (r->sampling.repetition_penalty = (float)number(p, 1e-6, 1e6), r->set |= API_REPETITION))    \
+      (r->sampling.repetition_penalty = (float)parse_number(p, 1e-6, 1e6),                         \
+       r->set |= API_REPETITION))                                                                  \
     X(logit_bias, G, f_logit_bias(p))                                                              \
-    X(priority, G, r->priority = integer(p, INT64_MIN, INT64_MAX))                                 \
+    X(priority, G, r->priority = parse_integer(p, INT64_MIN, INT64_MAX))                           \
     X(cache_salt, G, f_cache_salt(p))                                                              \
-    X(user, G, r->user = string(p))                                                                \
-    X(add_generation_prompt, H | T, r->add_generation_prompt = boolean(p))                         \
-    X(continue_final_message, H | T, r->continue_final = boolean(p))                               \
-    X(chat_template, H | T, r->template_name = string(p))                                          \
+    X(user, G, r->user = parse_string(p))                                                          \
+    X(add_generation_prompt, H | T, r->add_generation_prompt = parse_boolean(p))                   \
+    X(continue_final_message, H | T, r->continue_final = parse_boolean(p))                         \
+    X(chat_template, H | T, r->template_name = parse_string(p))                                    \
     X(chat_template_kwargs, H | T, f_object(p))                                                    \
-    X(tools, H | T, f_tools(p))                                                                    \
+    X(tools, H | T, parse_tools(p))                                                                \
     X(documents, H, f_list(p))                                                                     \
-    X(tool_choice, H, f_tool_choice(p))                                                            \
-    X(response_format, G, f_response_format(p))                                                    \
+    X(tool_choice, H, parse_tool_choice(p))                                                        \
+    X(response_format, G, parse_response_format(p))                                                \
     X(suffix, C, f_suffix(p))                                                                      \
     X(use_beam_search, G, f_truthy_unsupported(p))                                                 \
-    X(structured_outputs, G, f_structured_outputs(p))                                              \
-    X(guided_json, G, ask_schema(p, p->value))                                                     \
-    X(guided_regex, G, ask_text(p, API_GRAMMAR_REGEX, p->value))                                   \
-    X(guided_choice, G, ask_choice(p, p->value))                                                   \
-    X(guided_grammar, G, ask_text(p, API_GRAMMAR_RULES, p->value))                                 \
-    X(guided_whitespace_pattern, G, r->grammar.whitespace = string(p))                             \
+    X(structured_outputs, G, parse_structured_outputs(p))                                          \
+    X(guided_json, G, parse_schema(p, p->value))                                                   \
+    X(guided_regex, G, parse_grammar_text(p, API_GRAMMAR_REGEX, p->value))                         \
+    X(guided_choice, G, parse_choice(p, p->value))                                                 \
+    X(guided_grammar, G, parse_grammar_text(p, API_GRAMMAR_RULES, p->value))                       \
+    X(guided_whitespace_pattern, G, r->grammar.whitespace = parse_string(p))                       \
     X(guided_decoding_backend, G, f_ignored(p))                                                    \
     X(logits_processors, G, f_unsupported(p))                                                      \
     X(allowed_token_ids, G, f_allowed_token_ids(p))                                                \
@@ -601,7 +377,7 @@ static void f_ignored(struct parse *p)
     X(watermarking, G, f_truthy_unsupported(p))                                                    \
     X(truncate_prompt_tokens, G, f_truncate(p))                                                    \
     X(truncation_side, G, f_truncation_side(p))                                                    \
-    X(return_tokens_as_token_ids, G, r->tokens_as_ids = boolean(p))                                \
+    X(return_tokens_as_token_ids, G, r->tokens_as_ids = parse_boolean(p))                          \
     X(bad_words, G, f_bad_words(p))                                                                \
     X(functions, H, f_unless_empty(p))                                                             \
     X(web_search_options, H, f_unsupported(p))                                                     \
@@ -609,10 +385,10 @@ static void f_ignored(struct parse *p)
     X(prompt_embeds, G, f_unsupported(p))                                                          \
     X(audio, H, f_unsupported(p))                                                                  \
     X(spaces_between_special_tokens, G, f_ignored(p))                                              \
-    X(parallel_tool_calls, H, r->parallel_calls = boolean(p))                                      \
-    X(include_reasoning, H, r->include_reasoning = boolean(p))                                     \
-    X(reasoning_effort, H, string(p))                                                              \
-    X(request_id, G, r->request_id = string(p))                                                    \
+    X(parallel_tool_calls, H, r->parallel_calls = parse_boolean(p))                                \
+    X(include_reasoning, H, r->include_reasoning = parse_boolean(p))                               \
+    X(reasoning_effort, H, parse_string(p))                                                        \
+    X(request_id, G, r->request_id = parse_string(p))                                              \
     X(session_id, G, f_ignored(p))                                                                 \
     X(stream_interval, G, f_ignored(p))                                                            \
     X(length_penalty, G, f_ignored(p))                                                             \
@@ -646,31 +422,6 @@ static void one_field(struct parse *p)
         r->unknown[r->n_unknown++] = p->name;
 }
 
-/* A call is wanted whatever the model would say: a schema makes it. */
-static void force_calls(struct parse *p)
-{
-    struct api_request *r = p->r;
-    const char *name;
-    json_t *schema;
-
-    p->name = "tool_choice";
-    if (r->tool_choice != API_TOOLS_REQUIRED && r->tool_choice != API_TOOLS_NAMED)
-        return;
-    if (!r->tools)
-        bad(p, "needs tools");
-    else if (r->tool_name && !tools_find(r->tools, r->tool_name))
-        bad(p, "there is no tool \"%.64s\"", r->tool_name);
-    else if (r->grammar.kind != API_GRAMMAR_NONE)
-        bad(p, "cannot force a call beside %s", r->grammar.field);
-    else if ((name = tools_without_object(r->tools, r->tool_name)))
-        bad(p, "the parameters of \"%.64s\" are no object's", name);
-    if (p->fail->status)
-        return;
-    schema = tools_schema(r->tools, r->tool_name, !r->parallel_calls);
-    r->grammar = (struct api_grammar){
-        .kind = API_GRAMMAR_SCHEMA, .spec = schema, .owned = schema, .field = p->name};
-}
-
 /* What no single field can know. */
 static void check_whole(struct parse *p)
 {
@@ -678,35 +429,35 @@ static void check_whole(struct parse *p)
 
     p->name = r->kind == API_CHAT ? "messages" : r->kind == API_DETOKENIZE ? "tokens" : "prompt";
     if (!r->messages && !r->n_prompts)
-        bad(p, "missing");
+        parse_bad(p, "missing");
     if (r->messages && r->n_prompts)
-        bad(p, "not together with messages");
+        parse_bad(p, "not together with messages");
     else if (r->messages && !alloc_prompts(p, 1))
         return;
     if (r->kind != API_COMPLETION && r->n_prompts > 1)
-        bad(p, "only one at a time");
+        parse_bad(p, "only one at a time");
     if (r->kind == API_DETOKENIZE && r->n_prompts && !r->prompts[0].ids)
-        bad(p, "expected a list of token ids");
+        parse_bad(p, "expected a list of token ids");
     p->name = "n";
     if (r->n_prompts * r->n > API_CHOICES_MAX)
-        bad(p, "%zu prompts of %u choices each; at most %d in all", r->n_prompts, r->n,
-            API_CHOICES_MAX);
+        parse_bad(p, "%zu prompts of %u choices each; at most %d in all", r->n_prompts, r->n,
+                  API_CHOICES_MAX);
     p->name = "min_tokens";
     if (r->min_tokens > r->max_tokens)
-        bad(p, "%u is more than max_tokens, %u", r->min_tokens, r->max_tokens);
+        parse_bad(p, "%u is more than max_tokens, %u", r->min_tokens, r->max_tokens);
     p->name = "stream_options";
     if (!r->stream && (r->include_usage || r->continuous_usage))
-        bad(p, "only with stream: true");
+        parse_bad(p, "only with stream: true");
     p->name = "continue_final_message";
     if (r->continue_final && r->add_generation_prompt &&
         json_object_get(r->json, "add_generation_prompt"))
-        bad(p, "not together with add_generation_prompt");
+        parse_bad(p, "not together with add_generation_prompt");
     if (r->continue_final)
         r->add_generation_prompt = false;
-    force_calls(p);
+    parse_forced_calls(p);
     p->name = "prompt_logprobs";
     if (r->stream && r->prompt_logprobs >= 0)
-        bad(p, "not with stream: true");
+        parse_bad(p, "not with stream: true");
 }
 
 /*

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A request from its body to its last byte: shared by request.c, choice.c and respond.c. */
+/* A request from its body to its last byte: shared by request.c, request_event.c, choice.c and
+ * respond.c. */
 #ifndef EMBER_DAEMON_GATEWAY_REQUEST_H
 #define EMBER_DAEMON_GATEWAY_REQUEST_H
 
@@ -104,6 +105,10 @@ void job_cancel(struct gw_job *job);
 /* The request fails as a whole, unless it has already. */
 void job_fail(struct gw_job *job, int status, const char *code, const char *param, unsigned retry_s,
               const char *text);
+/* Frees the job unless somebody still holds it. */
+void job_settle(struct gw_job *job);
+/* The field that its prompt came in, for errors. */
+const char *job_prompt_field(const struct gw_job *job);
 /* The reader does not keep up, or memory is short: closes the connection and ends the request. */
 void job_abort(struct gw_job *job);
 
