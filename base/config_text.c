@@ -180,6 +180,19 @@ static void print_markdown(const struct config_program *program, struct buffer *
     }
 }
 
+/* Wrapped, since readers of the file have lines of a certain length. */
+static void comment(struct buffer *out, const char *text)
+{
+    size_t start;
+
+    buffer_printf(out, "# ");
+    start = out->len;
+    text_wrap(out, 2, 2, text);
+    for (size_t i = start; i + 2 < out->len; i++)
+        if (out->data[i] == '\n') /* the indent of two behind it */
+            out->data[i + 1] = '#';
+}
+
 static void print_sample(const struct config_program *program, struct buffer *out)
 {
     buffer_printf(out,
@@ -191,9 +204,10 @@ static void print_sample(const struct config_program *program, struct buffer *ou
         _cleanup_free_ char *range = range_of(key);
         if (starts_section(program, k))
             buffer_printf(out, "\n[%s]\n", key->section);
-        buffer_printf(out, "# %s (%s%s)\n#%s =%s%s\n", key->help, range,
-                      value_word(key->type, key->limits), key->name, *key->fallback ? " " : "",
-                      key->fallback);
+        _cleanup_free_ char *text =
+            x_printf("%s (%s%s)", key->help, range, value_word(key->type, key->limits));
+        comment(out, text);
+        buffer_printf(out, "#%s =%s%s\n", key->name, *key->fallback ? " " : "", key->fallback);
     }
 }
 
