@@ -368,6 +368,8 @@ static int read_files(const struct config_program *program, int argc, char **arg
         return config_read_file(program, path, options, err);
     _cleanup_free_ char *own = own_file(program);
     int r = own ? config_read_file(program, own, options, err) : -ENOENT;
+    if (r == -ENOTDIR) /* services have /dev/null as their home */
+        r = -ENOENT;
     if (r == -ENOENT && program->default_file)
         r = config_read_file(program, program->default_file, options, err);
     return r == -ENOENT ? 0 : r;

@@ -288,6 +288,9 @@ static void test_own_file(void **state)
     char *given[] = {"toy", "--config", (char *)both.default_file, NULL};
     assert_int_equal(config_read(&both, 3, given, &toy, NULL), CONFIG_RUN);
     assert_int_equal(toy.heat, 100);
+    setenv("XDG_CONFIG_HOME", "/dev/null", 1); /* as a home: users of services have it */
+    assert_int_equal(config_read(&both, 1, none, &toy, NULL), CONFIG_RUN);
+    assert_int_equal(toy.heat, 100);
     setenv("XDG_CONFIG_HOME", "relative", 1); /* ignored, as the specification wants it */
     setenv("HOME", home, 1);
     assert_int_equal(config_read(&both, 1, none, &toy, NULL), CONFIG_RUN);
