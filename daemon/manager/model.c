@@ -358,10 +358,19 @@ static void arm_watchdog(struct mgr_model *model)
     child_deadline(model->loader, model->mgr->options.load_timeout_no_progress, "progress");
 }
 
+static bool phase_is(const struct mgr_model *model, const char *phase)
+{
+    return model->state == MODEL_LOADING && !strcmp(model->phase, phase);
+}
+
 int mgr_model_kv_check(const struct mgr_model *model, uint64_t kv_bytes, struct error *err)
 {
-    uint64_t page = model->kv_page_bytes[mgr_model_kv_kind(model)];
-    uint64_t budget = mgr_budget(model->mgr), weights = MIN(model->weights_bytes, budget);
+    /* What an earlier load took says nothing of the next one, which may be of another form. */
+    bool known =
+        model->state == MODEL_PARKED || phase_is(model, "admitting") || phase_is(model, "reading");
+    uint64_t page = known ? model->kv_page_bytes[mgr_model_kv_kind(model)] : 0;
+    uint64_t budget = mgr_budget(model->mgr);
+    uint64_t weights = known ? MIN(model->weights_bytes, budget) : 0;
 
     if (kv_bytes > budget - weights)
         return error_set(err, EDQUOT,
@@ -388,13 +397,13 @@ static void on_planned(struct mgr_model *model, const Ember__V1__LoaderPlanned *
     for (size_t i = 0; i < KV_KIND_COUNT; i++)
         model->kv_page_bytes[i] = i < planned->n_kv_page_bytes ? planned->kv_page_bytes[i] : 0;
     child_deadline(model->loader, 0, NULL); /* the next move is ours */
+    model->phase = "admitting";
     struct error err = {0};
     if (mgr_model_kv_check(model, model->kv_asked, &err) < 0) {
         model->kv_asked = 0; /* or every later load would fail for it */
         mgr_model_load_refuse(model, &err);
         return;
     }
-    model->phase = "admitting";
     mgr_watch_progress(model, true);
     mgr_settle_soon(model->mgr);
 }
@@ -486,11 +495,6 @@ static void on_text(struct mgr_model *model, const char *notice)
     log_warn("model is incomplete", "model=%s path=%s error=\"%s\"", model->name, model->path,
              model->notice);
     mgr_fdstore_put(model);
-}
-
-static bool phase_is(const struct mgr_model *model, const char *phase)
-{
-    return model->state == MODEL_LOADING && !strcmp(model->phase, phase);
 }
 
 static void loader_message(void *owner, const uint8_t *data, size_t len, int *fds, size_t n_fds)

@@ -673,6 +673,20 @@ class Help(unittest.TestCase):
             wait_until(lambda: "configuration not reloaded" in d.text_of_log(), "the reload is refused")
             self.assertEqual(d.json("status")["memory_budget"], 200 << 20)
 
+    def test_kv_is_not_held_against_a_form_that_is_gone(self):
+        """What an earlier load took, weights and pages of KV, says nothing of the same model quantised."""
+        with Daemon("--standby=0", "--memory-limit=40MiB") as d:
+            model = d.json("load", TINY)
+            page, weights = 8 * 16 * 2 * (2 * 64 + 2 * 64) * 2, model["weights_bytes"]
+            kv = (40 << 20) - weights + (1 << 20)
+            for asked in (kv, page // 2):
+                self.assertNotEqual(d.ctl("load", TINY, f"--kv-bytes={asked}", check=False).returncode, 0)
+                d.ctl("unload", os.path.basename(TINY))
+                self.assertLess(d.json("load", TINY, "--quant=q8", f"--kv-bytes={asked}")["weights_bytes"],
+                                weights - (2 << 20))
+                d.ctl("unload", os.path.basename(TINY))
+                d.ctl("load", TINY, "--quant=none", "--kv-bytes=8MiB")
+
     def test_usage_errors(self):
         self.assertEqual(ctl("lod", check=False).returncode, 2)
         self.assertIn("load", ctl("lod", check=False).stderr)
