@@ -29,7 +29,8 @@ struct child_handlers {
     int nice; /* of the process: 0 for what somebody waits for */
     /* A message; a descriptor that the owner keeps is taken out of fds (set to -1). */
     void (*message)(void *owner, const uint8_t *data, size_t len, int *fds, size_t n_fds);
-    /* The process has gone and everything it wrote has been read. `why` says how it ended. */
+    /* The process has gone and everything it wrote has been read. `why` says how it ended;
+     * -EPIPE: by itself, with status 0. */
     void (*exited)(void *owner, const struct error *why);
 };
 

@@ -530,15 +530,28 @@ static void loader_message(void *owner, const uint8_t *data, size_t len, int *fd
     ember__v1__from_loader__free_unpacked(m, NULL);
 }
 
+/* It has crashed, or taken too long, over what may be broken. */
+static void text_unknown(struct mgr_model *model, const struct error *why)
+{
+    char notice[ERROR_TEXT_MAX];
+
+    snprintf(notice, sizeof notice, "tokenizer and chat template have not been looked at: %s",
+             why->text);
+    on_text(model, notice);
+}
+
 static void loader_exited(void *owner, const struct error *why)
 {
     struct mgr_model *model = owner;
 
     model->loader = NULL;
-    if (model->state == MODEL_LOADING)
+    if (model->state == MODEL_LOADING) {
         load_failed(model, why);
-    else if (model->state == MODEL_PARKED)
+    } else if (model->state == MODEL_PARKED) {
+        if (why->code != -EPIPE && !*model->notice && !model->mgr->draining)
+            text_unknown(model, why);
         mgr_watch_loaded(model, NULL);
+    }
     mgr_settle_soon(model->mgr);
     if (model->forgotten)
         mgr_model_forget(model);

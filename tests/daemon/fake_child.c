@@ -9,6 +9,7 @@
  *     hang             never goes on                garbage  sends what is no message
  *     slow MS          takes so long                exit     exits with 3, a line on stderr
  *     crash            crashes as long as the cache folder has a store
+ *     stay             a loader that is done does not exit
  *     die-after MS     dies so long after READY
  *     once             the first to read this file empties it, so the rest behave
  *
@@ -35,7 +36,7 @@
 #define CHANNEL 3
 
 static struct {
-    bool fail, hang, die, garbage, exit, crash;
+    bool fail, hang, die, garbage, exit, crash, stay;
     int error, slow_ms, die_after_ms;
     char text[256];
 } behave;
@@ -63,6 +64,7 @@ static void read_control(const char *role)
         behave.garbage |= !strcmp(line, "garbage");
         behave.crash |= !strcmp(line, "crash");
         behave.exit |= !strcmp(line, "exit");
+        behave.stay |= !strcmp(line, "stay");
         sscanf(line, "die-after %d", &behave.die_after_ms);
         sscanf(line, "slow %d", &behave.slow_ms);
     }
@@ -218,6 +220,8 @@ static int loader(void)
     m.kind_case = EMBER__V1__FROM_LOADER__KIND_DONE;
     m.done = &done;
     send_message(&m.base, fds, 2);
+    while (behave.stay)
+        pause();
     return 0;
 }
 

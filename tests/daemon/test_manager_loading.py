@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loads, with fake children: single flight, progress, names, failures, unloading."""
 import os
+import signal
 import unittest
 
 import harness
-from harness import alive, grpc, pb
+from harness import alive, grpc, name_of, pb
 
 CODE = grpc.StatusCode
 
@@ -81,6 +82,41 @@ class Loading(harness.Case):
         d.behave("loader")
         self.assertEqual(d.client.SpawnInstance().instance.model, "ember-tiny")
         self.assertEqual(d.model().error, "")
+
+    def test_a_loader_that_does_not_get_through_the_texts_is_told(self):
+        """Its weights are served; that nobody has looked at tokenizer and chat template is said, and forgotten
+        with the next load."""
+        def loaders():
+            return [pid for pid in d.children() if name_of(pid) == "ember-loader"]
+        d = self.daemon("--standby=0")
+        for sig, why in ((signal.SIGABRT, "killed by signal 6"), (None, r"no exit of the loader within 5\.0 s")):
+            d.behave("loader", "stay")
+            call = d.client.LoadModel(path=harness.TINY)
+            d.wait_until(lambda: d.model().warmth == pb.PARKED, "it is there")
+            second = d.client.LoadModel(path=harness.TINY)  # finds it there and waits as well
+            self.assertEqual(next(second).phase, "checking")
+            self.assertTrue(d.client.SpawnInstance(model="ember-tiny").instance.id)
+            if sig:
+                os.kill(loaders()[0], sig)
+            for c in call, second:
+                last = list(c)[-1]
+                self.assertEqual(last.phase, "ready")
+                self.assertRegex(last.model.notice, "tokenizer and chat template .*" + why)
+            self.assertRegex(d.text(), "model is incomplete .*" + why)
+            d.client.UnloadModel(name="ember-tiny", force=True)
+            d.behave("loader")
+            self.assertEqual(d.load()[-1].model.notice, "")
+            d.client.UnloadModel(name="ember-tiny", force=True)
+
+    def test_an_unload_meets_a_loader_that_looks_at_the_texts(self):
+        """Who waits is told, and the next load does not meet the loader of the one before."""
+        d = self.daemon("--standby=0")
+        d.behave("loader", "stay", "once")
+        call = d.client.LoadModel(path=harness.TINY)
+        d.wait_until(lambda: d.model().warmth == pb.PARKED, "it is there")
+        d.client.UnloadModel(name="ember-tiny")
+        self.assertEqual(d.load()[-1].model.notice, "")
+        self.fails(CODE.UNAVAILABLE, lambda: list(call), "being unloaded")
 
     def test_names_and_paths(self):
         d = self.daemon()
