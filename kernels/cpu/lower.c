@@ -378,15 +378,21 @@ static int emit_x_tiles(struct lowering *l, const char *kernel, bool needed, uin
     return r;
 }
 
+/* Whether integer x that is handed over is woven for any number of rows (x_int.h). */
+static bool woven(const struct lowering *l)
+{
+    return l->isa >= CPU_ISA_AVX2 && l->isa <= CPU_ISA_VNNI;
+}
+
 /* Whether the product of gate and up is gated where it is made: of bf16 by matrix tiles, of
- * integers that are handed over by those and by VNNI. */
+ * integers that are handed over by those and by vectors from AVX2 on. */
 static bool gates(const struct lowering *l)
 {
     const struct ember_op *op = l->op;
     if (op->i[LINEAR_I_GLU] != EMBER_GLU_HALVES || op->t[LINEAR_W].dim[0] % (2 * EMBER_PANEL))
         return false;
     if (op->t[LINEAR_X_SCALE].rank)
-        return op->i[LINEAR_I_X_READY] && (l->isa == CPU_ISA_VNNI || l->isa == CPU_ISA_AMX);
+        return op->i[LINEAR_I_X_READY] && (woven(l) || l->isa == CPU_ISA_AMX);
     return l->isa == CPU_ISA_AMX && op->t[LINEAR_X_TMP].rank && !op->i[LINEAR_I_QUANT];
 }
 
@@ -485,7 +491,7 @@ static int lower_linear(struct lowering *l)
         units = (units + 1) / 2;
     if (op->t[LINEAR_X_SCALE].rank && rows > 32) /* each turns its x into its own form, */
         units = (panels + 15) / 16 * ((rows + 255) / 256);
-    if (op->i[LINEAR_I_X_READY] && l->isa == CPU_ISA_VNNI) /* or takes two panels at once */
+    if (op->i[LINEAR_I_X_READY] && woven(l)) /* or takes two panels at once */
         units = (op->i[LINEAR_I_GLU] ? panels : (panels + 1) / 2) * ((rows + 127) / 128);
     blocks(l, units, (double)rows * w->dim[0] * K);
     const bool handed = tiles && op->i[LINEAR_I_GLU]; /* where it is gated */

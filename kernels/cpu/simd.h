@@ -140,6 +140,17 @@ INLINE __m128 v_sum4(vf a, vf b, vf c, vf d)
 #define vi_srl16(a, n) _mm512_srli_epi16(a, n)
 #define vi_sra16(a, n) _mm512_srai_epi16(a, n)
 #define vi_madd16(a, b) _mm512_madd_epi16(a, b)
+#define vi_add16(a, b) _mm512_add_epi16(a, b)
+#define vi_xor(a, b) _mm512_xor_si512(a, b)
+#define vi_sra32(a, n) _mm512_srai_epi32(a, n)
+#define vi_sll32(a, n) _mm512_slli_epi32(a, n)
+#define vi_srl32(a, n) _mm512_srli_epi32(a, n)
+#define vi_or(a, b) _mm512_or_si512(a, b)
+#define vi_set32(x) _mm512_set1_epi32(x)
+#define v_cast(a) _mm512_castsi512_ps(a)
+#define vi_madd8(a, b) _mm512_maddubs_epi16(a, b) /* unsigned bytes, signed ones */
+#define v_stream(p, v) _mm512_stream_ps(p, v)
+#define V_REGISTER "v"
 
 #elif EMBER_ISA == 1
 
@@ -211,6 +222,17 @@ INLINE float v_reduce_max(vf v)
 #define vi_srl16(a, n) _mm256_srli_epi16(a, n)
 #define vi_sra16(a, n) _mm256_srai_epi16(a, n)
 #define vi_madd16(a, b) _mm256_madd_epi16(a, b)
+#define vi_add16(a, b) _mm256_add_epi16(a, b)
+#define vi_xor(a, b) _mm256_xor_si256(a, b)
+#define vi_sra32(a, n) _mm256_srai_epi32(a, n)
+#define vi_sll32(a, n) _mm256_slli_epi32(a, n)
+#define vi_srl32(a, n) _mm256_srli_epi32(a, n)
+#define vi_or(a, b) _mm256_or_si256(a, b)
+#define vi_set32(x) _mm256_set1_epi32(x)
+#define v_cast(a) _mm256_castsi256_ps(a)
+#define vi_madd8(a, b) _mm256_maddubs_epi16(a, b) /* unsigned bytes, signed ones */
+#define v_stream(p, v) _mm256_stream_ps(p, v)
+#define V_REGISTER "x"
 
 #elif EMBER_ISA == 0
 
@@ -295,10 +317,41 @@ INLINE float v_reduce_max(vf v)
 #define vi_srl16(a, n) _mm_srli_epi16(a, n)
 #define vi_sra16(a, n) _mm_srai_epi16(a, n)
 #define vi_madd16(a, b) _mm_madd_epi16(a, b)
+#define vi_add16(a, b) _mm_add_epi16(a, b)
+#define vi_xor(a, b) _mm_xor_si128(a, b)
+#define vi_sra32(a, n) _mm_srai_epi32(a, n)
+#define vi_sll32(a, n) _mm_slli_epi32(a, n)
+#define vi_srl32(a, n) _mm_srli_epi32(a, n)
+#define vi_or(a, b) _mm_or_si128(a, b)
+#define vi_set32(x) _mm_set1_epi32(x)
+#define v_cast(a) _mm_castsi128_ps(a)
+#if defined(__aarch64__)
+#define v_stream(p, v) v_store(p, v)
+#define v_fence() ((void)0)
+#define V_REGISTER "w"
+#else
+#define v_stream(p, v) _mm_stream_ps(p, v)
+#define V_REGISTER "x"
+#endif
 
 #else
 #error "EMBER_ISA names no variant"
 #endif
+
+/* Past the caches (v_stream), before others read it. */
+#ifndef v_fence
+#define v_fence() _mm_sfence()
+#endif
+
+/* In a register, whatever the compiler thinks of it: not loaded or computed anew. */
+#define v_keep(v) __asm__("" : "+" V_REGISTER(v))
+
+/* Products of 32-bit lanes, their lower halves. */
+typedef uint32_t vi_lanes __attribute__((vector_size(sizeof(vi))));
+INLINE vi vi_mul32(vi a, vi b)
+{
+    return (vi)((vi_lanes)a * (vi_lanes)b);
+}
 
 #if EMBER_ISA < 2
 INLINE __m128 v_sum4(vf a, vf b, vf c, vf d)
@@ -331,6 +384,16 @@ INLINE float v_sum(vf v)
     return _mm_cvtss_f32(_mm_add_ss(x, _mm_shuffle_ps(x, x, 1)));
 }
 
+/* The sum of 32-bit lanes. */
+INLINE int32_t vi_sum(vi v)
+{
+    uint32_t t[VL], sum = 0;
+    __builtin_memcpy(t, &v, sizeof(t));
+    for (int i = 0; i < VL; i++)
+        sum += t[i];
+    return (int32_t)sum;
+}
+
 INLINE float v_first(vf v)
 {
     float t[VL];
@@ -358,6 +421,14 @@ INLINE vf v_load_w_part(const void *w, size_t i, enum ember_dtype dtype, size_t 
 
 /* n = VL or what is left of a row: one path for whole vectors and tails. */
 #define V_LEFT(i, n) ((n) - (i) < VL ? (n) - (i) : VL)
+INLINE vf v_load_if(int loads, const float *p)
+{
+#if EMBER_ISA >= 2
+    return _mm512_maskz_loadu_ps(loads ? 0xffff : 0, p);
+#else
+    return loads ? v_load(p) : v_zero();
+#endif
+}
 INLINE vf v_get(const float *p, size_t n)
 {
     return n >= VL ? v_load(p) : v_load_part(p, n);

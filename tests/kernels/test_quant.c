@@ -166,6 +166,18 @@ static void test_embed(void **ctx)
                 embed_case(&forms[i], 1 + (uint32_t)d, widths[d]);
 }
 
+/* Codes and integers of x whose products are the largest there can be, of one sign for each row:
+ * what adds them in fewer bits than 32 must not overflow. */
+static void fill_extremes(struct kcase *c, const struct form *f, uint32_t rows, uint32_t N,
+                          uint32_t K)
+{
+    fill_packed(c, LINEAR_W, EMBER_PANEL_ROWS(N), f->quant == EMBER_QUANT_INT4 ? 0xff : 0x80, 1);
+    for (uint32_t r = 0; r < rows; r++)
+        for (uint32_t t = 0; t < f->terms; t++)
+            memset((uint8_t *)kcase_row(c, LINEAR_X, r) + t * EMBER_X8_COLUMNS(K),
+                   r % 2 ? 0x80 : 0x7f, K);
+}
+
 static void linear_case(const struct form *f, uint32_t rows, uint32_t N, uint32_t K,
                         uint32_t options)
 {
@@ -176,6 +188,8 @@ static void linear_case(const struct form *f, uint32_t rows, uint32_t N, uint32_
     kcase_start(&c, EMBER_OP_LINEAR, options & 8 ? EMBER_ROWS_LOGITS : EMBER_ROWS_TOKENS, rows);
     x_operands(&c, f, LINEAR_X, LINEAR_X_SCALE, rows, K);
     quant_operands(&c, f, LINEAR_W, LINEAR_W_SCALE, LINEAR_W_ZERO, 0, N, K);
+    if (options & 16)
+        fill_extremes(&c, f, rows, N, K);
     if (options & 1)
         kcase_tensor(&c, LINEAR_B, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 1, N, 0, 0);
     kcase_tensor(&c, LINEAR_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, rows, N, 0);
@@ -205,6 +219,8 @@ static void test_linear(void **ctx)
                 linear_case(&forms[f], rows, N[(k + rows) % ARRAY_LEN(N)], K[k],
                             (uint32_t)(rows + k) % 16);
         linear_case(&forms[f], 9, 500, 2080, 1);
+        for (uint32_t rows = 1; forms[f].terms && rows <= 33; rows += 8)
+            linear_case(&forms[f], rows, 33, 600, 16);
         linear_case(&forms[f], 37, 83, 320, 0);
         linear_case(&forms[f], 150, 40, 160, 0);
     }

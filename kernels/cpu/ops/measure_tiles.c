@@ -43,11 +43,12 @@ KERNEL(measure_int8)
         UNROLL
         for (int i = 0; i < MEASURE_CHAINS; i++) {
 #if EMBER_ISA == 3
-            acc[i] = vnni_dot(acc[i], a, b);
+            acc[i] = int_quads(acc[i], a, b);
 #else
             acc[i] = vi_add(acc[i], vi_madd16(a, b));
 #endif
-            __asm__ volatile("" : "+x"(a)); /* the chains are alike: another factor for each */
+            /* The chains are alike, and each is to stay in its register. */
+            __asm__ volatile("" : "+" V_REGISTER(acc[i]));
         }
     }
     for (int i = 1; i < MEASURE_CHAINS; i++)

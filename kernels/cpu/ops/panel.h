@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Products with weights in tiles (ember/op.h, layout TILES): what every body of them shares, and
- * the bodies that need nothing but the vector layer. panel_vnni.h and panel_amx_*.h have the
- * others.
+ * the body of bf16 by vectors. panel_int.h, panel_fp.h and panel_amx_*.h have the others.
  *
  * A body computes some rows of x against some panels. A lane of a vector is a row of w, so sums
  * need no folding, and one order holds for any number of rows: bf16 adds even k to one sum and odd
@@ -91,19 +90,19 @@ INLINE void panel_put(const struct panels *q, size_t p, float *out, const vf *v,
     }
 }
 
-#if EMBER_ISA >= 2 && EMBER_ISA < 16
-/* Sums of panel p to their row. stream: past the caches. */
-INLINE void panel_line(const struct panels *q, size_t p, float *out, vf v, const struct post *post,
-                       const int stream)
+/* The same of a row that is one of many. stream: past the caches, in whole lines. */
+INLINE void panel_line(const struct panels *q, size_t p, float *out, const vf *v,
+                       const struct post *post, const int stream)
 {
-    const size_t n = p * EMBER_PANEL, left = V_LEFT(n, q->N);
-    v = post_value(v, n, left, post);
-    if (stream && left == VL)
-        _mm512_stream_ps(out + n, v);
-    else
-        v_put(out + n, v, left);
+    const size_t n = p * EMBER_PANEL;
+    if (!stream || q->N - n < EMBER_PANEL) {
+        panel_put(q, p, out, v, post);
+        return;
+    }
+    UNROLL
+    for (int j = 0; j < PV; j++)
+        v_stream(out + n + j * VL, post_value(v[j], n + (size_t)j * VL, VL, post));
 }
-#endif
 
 /* ---- which rows and panels a block does ---- */
 
@@ -299,138 +298,6 @@ static __attribute__((unused)) void bf16_vectors(const struct panels *q,
 #endif
     for (; panels.first < panels.end; panels.first++)
         bf16_rows(1, q, panels.first, rows, post);
-}
-
-/* ---- integers ---- */
-
-/*
- * x as 16-bit pairs: of each four k, (0, 2) and (1, 3), which is how the bytes of a word of w fall
- * into even and odd ones. n is a multiple of 32, of `half` bytes a term.
- */
-INLINE void int_pairs(const int8_t *x, size_t half, int terms, size_t n, int16_t *to)
-{
-    const uint8_t *low = (const uint8_t *)x + half;
-    for (size_t k = 0; k < n; k += 4, to += 4) {
-        for (int i = 0; i < 4; i++) {
-            int at = (i & 1) * 2 + i / 2;
-            to[at] = (int16_t)(terms == 2 ? x[k + (size_t)i] * 256 + low[k + (size_t)i]
-                                          : x[k + (size_t)i]);
-        }
-    }
-}
-
-/* The codes of a line in 16-bit lanes, less their zero points: even bytes and odd ones. high: the
- * upper halves of the bytes. */
-INLINE void int_codes(const char *line, const int v, const enum ember_quant quant, const int high,
-                      vi zero, vi *ret_even, vi *ret_odd)
-{
-    vi w = vi_load(line + v * VL * 4);
-    if (quant == EMBER_QUANT_INT8) {
-        *ret_even = vi_sra16(vi_sll16(w, 8), 8);
-        *ret_odd = vi_sra16(w, 8);
-        return;
-    }
-    if (high)
-        w = vi_srl16(w, 4);
-    vi even = vi_and(w, vi_set16(15)), odd = vi_and(vi_srl16(w, 8), vi_set16(15));
-    *ret_even = vi_sub16(even, zero);
-    *ret_odd = vi_sub16(odd, zero);
-}
-
-/* Zero points of a group in 16-bit lanes, twice each. */
-INLINE vi int_zero(const struct panels *q, size_t p, size_t g, const int v)
-{
-    int16_t z[2 * VL];
-    for (int i = 0; i < 2 * VL; i++)
-        z[i] = q->zero ? q->zero[(p * q->groups + g) * EMBER_PANEL + (size_t)(v * VL + i / 2)] : 8;
-    return vi_load(z);
-}
-
-/* M rows, as pairs `pairs_step` elements apart, against panel p. */
-INLINE void int_tile(const int M, const enum ember_quant quant, const struct panels *q, size_t p,
-                     const int16_t *pairs, size_t pairs_step, const struct panel_rows *rows,
-                     size_t r, const struct post *post)
-{
-    const int four = quant != EMBER_QUANT_INT8;
-    const char *w = q->w + p * q->panel_bytes;
-    vf acc[4][PV];
-    for (int m = 0; m < M; m++)
-        for (int v = 0; v < PV; v++)
-            acc[m][v] = v_zero();
-    for (size_t s = 0, k = 0; k < q->K; s++) {
-        const size_t g = k / q->group, end = q->K - k < q->segment ? q->K : k + q->segment;
-        vi sum[4][PV], zero[PV];
-        UNROLL
-        for (int v = 0; v < PV; v++) {
-            zero[v] = quant == EMBER_QUANT_INT4 ? int_zero(q, p, g, v) : vi_zero();
-            UNROLL
-            for (int m = 0; m < M; m++)
-                sum[m][v] = vi_zero();
-        }
-        /* Steps of a line; of 4 bits, 32 of k are four lines, each twice. */
-        for (size_t line = four ? k / 8 : k / 4, stop = four ? (end + 31) / 32 * 4 : (end + 3) / 4;
-             line < stop; line++) {
-            UNROLL
-            for (int high = 0; high < 1 + four; high++) {
-                const size_t at = four ? line / 4 * 8 + line % 4 + (size_t)high * 4 : line;
-                UNROLL
-                for (int v = 0; v < PV; v++) {
-                    vi even, odd;
-                    int_codes(w + line * EMBER_TILE_LINE, v, quant, high, zero[v], &even, &odd);
-                    UNROLL
-                    for (int m = 0; m < M; m++) {
-                        const char *x = (const char *)(pairs + (size_t)m * pairs_step + at * 4);
-                        sum[m][v] = vi_add(sum[m][v], vi_madd16(even, vi_set_at(x)));
-                        sum[m][v] = vi_add(sum[m][v], vi_madd16(odd, vi_set_at(x + 4)));
-                    }
-                }
-            }
-        }
-        UNROLL
-        for (int v = 0; v < PV; v++) {
-            vf scale = panel_scale(q, p, g, v);
-            UNROLL
-            for (int m = 0; m < M; m++)
-                acc[m][v] =
-                    v_add(acc[m][v], v_mul(v_from_int(sum[m][v]),
-                                           v_mul(v_set(rows->scale[r + (size_t)m][s]), scale)));
-        }
-        k = end;
-    }
-    for (int m = 0; m < M; m++)
-        panel_put(q, p, rows->out[r + (size_t)m], acc[m], post);
-}
-
-#define INT_PAIRS 131072 /* elements of x as pairs at a time: a quarter of a MiB */
-_Static_assert(INT_PAIRS >= EMBER_INT8_K_MAX, "a row");
-
-INLINE void int_vectors_of(const enum ember_quant quant, const struct panels *q,
-                           const struct panel_rows *rows, struct range panels,
-                           const struct post *post)
-{
-    _Alignas(64) int16_t pairs[INT_PAIRS];
-    const size_t half = EMBER_X8_COLUMNS(q->K), most = INT_PAIRS / half;
-    for (size_t r = 0, m; r < rows->n; r += m) {
-        m = rows->n - r >= 4 && most >= 4 ? 4 : 1;
-        for (size_t i = 0; i < m; i++)
-            int_pairs((const int8_t *)rows->x[r + i], half, q->terms, half, pairs + i * half);
-        for (size_t p = panels.first; p < panels.end; p++) {
-            if (m == 4)
-                int_tile(4, quant, q, p, pairs, half, rows, r, post);
-            else
-                int_tile(1, quant, q, p, pairs, half, rows, r, post);
-        }
-    }
-}
-
-static __attribute__((unused)) void int_vectors(enum ember_quant quant, const struct panels *q,
-                                                const struct panel_rows *rows, struct range panels,
-                                                const struct post *post)
-{
-    if (quant == EMBER_QUANT_INT4)
-        int_vectors_of(EMBER_QUANT_INT4, q, rows, panels, post);
-    else
-        int_vectors_of(EMBER_QUANT_INT8, q, rows, panels, post);
 }
 
 #endif

@@ -52,9 +52,10 @@ INLINE void amx_bf16_put(const int P, const struct panels *q, size_t p,
             continue;
         }
         UNROLL
-        for (int j = 0; j < P; j++)
-            panel_line(q, p + (size_t)j, rows->out[r + i], v_load(sums[j] + i * 16), post,
-                       rows->stream);
+        for (int j = 0; j < P; j++) {
+            const vf v = v_load(sums[j] + i * 16);
+            panel_line(q, p + (size_t)j, rows->out[r + i], &v, post, rows->stream);
+        }
     }
 }
 

@@ -12,7 +12,7 @@
 #define EMBER_KERNELS_CPU_PANEL_AMX_INT_H
 
 #include "kernels/cpu/ops/panel_amx.h"
-#include "kernels/cpu/ops/panel_vnni.h"
+#include "kernels/cpu/ops/panel_int.h"
 
 #define AMX_STEP_K 512       /* of k at a time */
 #define AMX_X_BYTES 1048576u /* of x in tiles */
@@ -30,7 +30,8 @@ INLINE void amx_expand(const struct panels *q, size_t p, size_t k, size_t n, cha
     for (size_t end = k + n; k < end; k += 32, to += 512) {
         vi zero = _mm512_set1_epi8(8);
         if (q->zero) {
-            vi z = vnni_zero(q, p, k / q->group);
+            const size_t at = (p * q->groups + k / q->group) * EMBER_PANEL;
+            vi z = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(q->zero + at)));
             zero = _mm512_mullo_epi32(z, _mm512_set1_epi32(0x01010101));
         }
         UNROLL
@@ -236,7 +237,7 @@ INLINE void amx_put_row(const struct amx_block *b, const float *acc, float *out,
     const int plain = !post->b && post->scale == 1 && !(post->softcap > 0);
     for (size_t j = 0; j < b->n; j++, acc += 1024) {
         if (b->q->gate) {
-            vnni_gated(b->q, b->p + j, out, acc, acc + 16, post, stream);
+            int_gated(b->q, b->p + j, out, acc, acc + 16, post, stream);
             continue;
         }
         for (size_t p = b->p + 2 * j, i = 0; i < 2 && p + i < b->last; i++) {
@@ -321,7 +322,7 @@ static __attribute__((unused)) void int_amx(enum ember_quant quant, const struct
     const size_t most = AMX_X_BYTES / (half * (size_t)q->terms) / 32 * 32;
     if (rows->ready ? rows->ready->form != X_INT_UNITS
                     : rows->n < X_UNITS_LEAST || q->K > X_UNITS_K_MAX) {
-        int_vnni(quant, q, rows, panels, post);
+        int_vectors(quant, q, rows, panels, post);
         return;
     }
     for (size_t r = 0, n; r < rows->n; r += n) {

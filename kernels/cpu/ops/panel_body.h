@@ -7,11 +7,9 @@
 #include "kernels/cpu/ops/panel_amx_bf16.h"
 #include "kernels/cpu/ops/panel_amx_fp.h"
 #include "kernels/cpu/ops/panel_amx_int.h"
-#elif EMBER_ISA == 3
-#include "kernels/cpu/ops/panel_fp.h"
-#include "kernels/cpu/ops/panel_vnni.h"
 #else
 #include "kernels/cpu/ops/panel_fp.h"
+#include "kernels/cpu/ops/panel_int.h"
 #endif
 
 INLINE void bf16_panels(const struct panels *q, const struct panel_rows *rows, struct range panels,
@@ -29,8 +27,6 @@ INLINE void int_panels(enum ember_quant quant, const struct panels *q,
 {
 #if EMBER_ISA == 4
     int_amx(quant, q, rows, panels, post);
-#elif EMBER_ISA == 3
-    int_vnni(quant, q, rows, panels, post);
 #else
     int_vectors(quant, q, rows, panels, post);
 #endif

@@ -28,28 +28,6 @@
 #define FP_BLOCK 32   /* of k: 8 lines of FP8, 4 of FP4 */
 #define FP_CHUNK 128  /* of k: what many rows have written out at a time */
 
-/* Four codes of each of VL rows, as they stand in a line: of FP8 k .. k + 3, of FP4 also k + 16 ..
- * in the upper halves (high). */
-#if EMBER_ISA >= 2 && EMBER_ISA < 16
-#define vi_sll32(a, n) _mm512_slli_epi32(a, n)
-#define vi_srl32(a, n) _mm512_srli_epi32(a, n)
-#define vi_or(a, b) _mm512_or_si512(a, b)
-#define vi_set32(x) _mm512_set1_epi32(x)
-#define v_cast(a) _mm512_castsi512_ps(a)
-#elif EMBER_ISA == 1
-#define vi_sll32(a, n) _mm256_slli_epi32(a, n)
-#define vi_srl32(a, n) _mm256_srli_epi32(a, n)
-#define vi_or(a, b) _mm256_or_si256(a, b)
-#define vi_set32(x) _mm256_set1_epi32(x)
-#define v_cast(a) _mm256_castsi256_ps(a)
-#else
-#define vi_sll32(a, n) _mm_slli_epi32(a, n)
-#define vi_srl32(a, n) _mm_srli_epi32(a, n)
-#define vi_or(a, b) _mm_or_si128(a, b)
-#define vi_set32(x) _mm_set1_epi32(x)
-#define v_cast(a) _mm_castsi128_ps(a)
-#endif
-
 /* E4M3 in each byte of a line: byte j of each lane to ret[j]. Exponent and fraction as those of a
  * float lack 2^120, which also makes denormals right. */
 INLINE void fp8_values(vi line, vf *ret)

@@ -80,9 +80,11 @@ KERNEL(linear_tiles)
 }
 
 /* How many rows a part may have: woven ones as many as stay in the second-level cache. */
-INLINE size_t linear_woven_rows(const struct panels *q)
+INLINE size_t linear_woven_rows(enum ember_quant quant, const struct panels *q)
 {
-    const size_t most = LINEAR_WOVEN_BYTES / (EMBER_X8_COLUMNS(q->K) * (size_t)q->terms);
+    const int pairs = int_by(quant != EMBER_QUANT_INT8, q->terms) == INT_BY_PAIRS;
+    const size_t most =
+        LINEAR_WOVEN_BYTES / (EMBER_X8_COLUMNS(q->K) * (pairs ? 2 : (size_t)q->terms));
     return most < PANEL_ROWS ? PANEL_ROWS : most > INT_ROWS ? INT_ROWS : most;
 }
 
@@ -121,8 +123,9 @@ KERNEL(linear_int)
                             .terms = q.terms,
                             .form = args[LINI_X_READY] ? x_int_form(n, q.K, q.segment, q.terms)
                                                        : X_INT_ROWS};
-    const size_t most =
-        x.form == X_INT_WOVEN ? linear_woven_rows(&q) : linear_int_rows(n, panels, n_blocks);
+    const size_t most = x.form == X_INT_WOVEN
+                            ? linear_woven_rows((enum ember_quant)args[LINI_QUANT], &q)
+                            : linear_int_rows(n, panels, n_blocks);
     for (size_t turn = 0; panel_part(n, most, panels, block, n_blocks, turn, &part); turn++) {
         struct panel_rows rows;
         linear_rows(args, part.rows, &rows);

@@ -44,7 +44,7 @@ INLINE enum x_int_form x_int_form(size_t n, size_t K, size_t segment, int terms)
         return X_INT_UNITS;
 #endif
     (void)K, (void)segment, (void)terms;
-    if (EMBER_ISA < 3 || EMBER_ISA >= 16)
+    if (EMBER_ISA < 1)
         return X_INT_ROWS;
     return n == 1 ? X_INT_ONE : X_INT_WOVEN;
 }
@@ -174,22 +174,16 @@ INLINE void x_int_row(const int two, const float *x, size_t K, size_t segment, i
             const size_t left = V_LEFT(k, end);
             const vi q = x_integers(v_get(x + k, left), &scale, two);
             put_integers(to + k, half, two, q, left);
-#if VL == 16
-            high = vi_add(high, two ? _mm512_srai_epi32(q, 8) : q);
+            high = vi_add(high, two ? vi_sra32(q, 8) : q);
             if (two)
-                low = vi_add(low, _mm512_and_si512(q, _mm512_set1_epi32(255)));
-#endif
+                low = vi_add(low, vi_and(q, vi_set32(255)));
         }
         k = end;
-#if VL == 16
         if (sums) {
-            *sums++ = _mm512_reduce_add_epi32(high);
+            *sums++ = vi_sum(high);
             if (two)
-                *sums++ = _mm512_reduce_add_epi32(low);
+                *sums++ = vi_sum(low);
         }
-#else
-        (void)high, (void)low, (void)sums;
-#endif
     }
     for (size_t k = K; k < half; k++) {
         to[k] = 0;
@@ -198,11 +192,33 @@ INLINE void x_int_row(const int two, const float *x, size_t K, size_t segment, i
     }
 }
 
-#if EMBER_ISA == 3 || EMBER_ISA == 4
+#if EMBER_ISA >= 1
+
+/* Bytes, of four neighbours each, added to sums of 32 bits. */
+INLINE __m256i x_add_bytes(__m256i sum, __m256i bytes, const int are_signed)
+{
+    const __m256i ones = _mm256_set1_epi8(1);
+    const __m256i a = are_signed ? ones : bytes, b = are_signed ? bytes : ones;
+#if EMBER_ISA >= 3
+    return _mm256_dpbusd_epi32(sum, a, b);
+#else
+    return _mm256_add_epi32(sum,
+                            _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+#endif
+}
+
+/* The sum of all lanes, in each. */
+INLINE __m256i x_sum_lanes(__m256i v)
+{
+    v = _mm256_add_epi32(v, _mm256_permute2x128_si256(v, v, 1));
+    v = _mm256_add_epi32(v, _mm256_shuffle_epi32(v, 0x4e));
+    return _mm256_add_epi32(v, _mm256_shuffle_epi32(v, 0xb1));
+}
 
 /* The integers of 16 of k: of row i at [i], lower terms at [4 + i], to eight words of each four. */
-INLINE void x_weave(const __m128i *row, vi *ret_first, vi *ret_second)
+INLINE void x_weave(const __m128i *row, char *to)
 {
+#if VL == 16
     const vi order = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
     vi half[2];
     UNROLL
@@ -212,9 +228,47 @@ INLINE void x_weave(const __m128i *row, vi *ret_first, vi *ret_second)
         half[i] = _mm512_inserti32x4(half[i], row[4 * i + 2], 2);
         half[i] = _mm512_inserti32x4(half[i], row[4 * i + 3], 3);
     }
-    *ret_first = _mm512_permutex2var_epi32(half[0], order, half[1]);
-    *ret_second =
-        _mm512_permutex2var_epi32(half[0], _mm512_add_epi32(order, _mm512_set1_epi32(2)), half[1]);
+    _mm512_storeu_si512((void *)to, _mm512_permutex2var_epi32(half[0], order, half[1]));
+    _mm512_storeu_si512(
+        (void *)(to + 64),
+        _mm512_permutex2var_epi32(half[0], _mm512_add_epi32(order, _mm512_set1_epi32(2)), half[1]));
+#else
+    __m256i a[4], b[4];
+    UNROLL
+    for (int i = 0; i < 4; i++)
+        a[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(row[i]), row[4 + i], 1);
+    UNROLL
+    for (int i = 0; i < 4; i += 2) {
+        b[i] = _mm256_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_epi32(a[i], a[i + 1]);
+    }
+    UNROLL
+    for (int i = 0; i < 2; i++) {
+        _mm256_storeu_si256((void *)(to + 64 * i), _mm256_unpacklo_epi64(b[i], b[2 + i]));
+        _mm256_storeu_si256((void *)(to + 64 * i + 32), _mm256_unpackhi_epi64(b[i], b[2 + i]));
+    }
+#endif
+}
+
+/* The integers of 16 of k, which are as many of a row: one byte each, or two. */
+INLINE void x_bytes(const float *x, size_t n, const struct x_scale *scale, const int two,
+                    __m128i *ret, __m128i *ret_lower)
+{
+#if VL == 16
+    const vi q = x_integers(v_get(x, n), scale, two);
+    *ret = _mm512_cvtepi32_epi8(two ? _mm512_srai_epi32(q, 8) : q);
+    *ret_lower = _mm512_cvtepi32_epi8(q);
+#else
+    const vi a = x_integers(v_get(x, n < VL ? n : VL), scale, two);
+    const vi b = n > VL ? x_integers(v_get(x + VL, n - VL), scale, two) : vi_zero();
+    const vi high = _mm256_packs_epi32(two ? vi_sra32(a, 8) : a, two ? vi_sra32(b, 8) : b);
+    const vi low = _mm256_packs_epi32(vi_and(a, vi_set32(255)), vi_and(b, vi_set32(255)));
+    const vi bytes = _mm256_packs_epi16(high, high), lower = _mm256_packus_epi16(low, low);
+    /* of each half four of a and four of b */
+    *ret = _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+    *ret_lower =
+        _mm_unpacklo_epi32(_mm256_castsi256_si128(lower), _mm256_extracti128_si256(lower, 1));
+#endif
 }
 
 /* m rows from `first` on, which begin a tile. */
@@ -226,46 +280,42 @@ INLINE void x_int_tile(const int terms, const struct x_int *to, size_t first, si
     char *at = to->x + first * half * (size_t)terms, *stop = at + half * X_TILE;
     float *scales = (float *)to->scale + first * segments;
     int32_t *sums = x_int_sums(to) + first * segments * (size_t)terms;
-    const vi ones = _mm512_set1_epi8(1);
     for (size_t k = 0, end; k < to->K; k = end, scales += M, sums += X_TILE) {
         struct x_scale scale[X_TILE];
-        vi sum = vi_zero(), lower = vi_zero();
+        __m256i sum = _mm256_setzero_si256(), lower = sum;
         end = to->K - k < to->segment ? to->K : k + to->segment;
         for (size_t i = 0; i < (size_t)M; i++) {
             scale[i] = i < m ? x_scale_of(x[i] + k, end - k, two) : (struct x_scale){0, 0};
             scales[i] = scale[i].scale;
         }
-        for (; k < end; k += VL, at += VL * X_TILE) {
-            const size_t left = V_LEFT(k, end);
-            __m128i row[X_TILE];
-            vi a, b;
+        for (; k < end; k += 16, at += 16 * X_TILE) {
+            const size_t left = end - k < 16 ? end - k : 16;
+            __m128i row[X_TILE], none;
             UNROLL
             for (size_t i = 0; i < (size_t)M; i++) {
-                vi q = vi_zero();
-                if (i < m)
-                    q = x_integers(v_get(x[i] + k, left), &scale[i], two);
-                row[i] = _mm512_cvtepi32_epi8(two ? _mm512_srai_epi32(q, 8) : q);
+                row[i] = _mm_setzero_si128();
                 if (two)
-                    row[i + 4] = _mm512_cvtepi32_epi8(q);
+                    row[i + 4] = row[i];
+                if (i < m)
+                    x_bytes(x[i] + k, left, &scale[i], two, &row[i], two ? &row[i + 4] : &none);
             }
-            x_weave(row, &a, &b);
-            _mm512_storeu_si512((void *)at, a);
-            _mm512_storeu_si512((void *)(at + 64), b);
-            sum = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(sum, ones, a), ones, b);
-            if (two)
-                lower = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(lower, a, ones), b, ones);
+            x_weave(row, at);
+            UNROLL
+            for (size_t i = 0; i < 4; i++) {
+                const __m256i words = _mm256_loadu_si256((const void *)(at + i * 32));
+                sum = x_add_bytes(sum, words, 1);
+                if (two)
+                    lower = x_add_bytes(lower, words, 0);
+            }
         }
-        __m256i words =
-            _mm256_add_epi32(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1));
-        if (two)
-            words = _mm256_blend_epi32(words,
-                                       _mm256_add_epi32(_mm512_castsi512_si256(lower),
-                                                        _mm512_extracti64x4_epi64(lower, 1)),
-                                       0xf0);
-        _mm256_storeu_si256((void *)sums, words);
+        _mm256_storeu_si256((void *)sums, two ? _mm256_blend_epi32(sum, lower, 0xf0) : sum);
     }
     __builtin_memset(at, 0, (size_t)(stop - at));
 }
+
+#endif
+
+#if EMBER_ISA == 4
 
 /* A row of a unit. */
 INLINE void x_int_unit(const int terms, const struct x_int *to, size_t row, const float *x)
@@ -295,7 +345,7 @@ INLINE void x_int_put_terms(const int terms, const struct x_int *to, size_t firs
 {
     const size_t height = x_int_height(to), m = to->n - first < height ? to->n - first : height;
     (void)m;
-#if EMBER_ISA == 3 || EMBER_ISA == 4
+#if EMBER_ISA >= 1
     if (to->form == X_INT_WOVEN) {
         x_int_tile(terms, to, first, m, x);
         return;
