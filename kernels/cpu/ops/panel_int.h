@@ -6,7 +6,7 @@
  * panels, whose sums fill half the registers: by VPDPBUSD there are for 16 products 8 words of x
  * and 2 lines of w to be loaded, and more would not keep up; beside the four instructions that such
  * a product is in PAIRS they do. Up to INT_FEW rows go against one panel instead: w is what they
- * wait for, and so it is used up as it comes.
+ * wait for, and so it is used up as it comes. Of narrower vectors there are too few for that.
  * What sums come to as floats waits in memory. Some of k at a time goes over all rows, so that its
  * part of the panels stays in the first-level cache, while each tile fetches a share of the next
  * part.
@@ -22,16 +22,14 @@
 #if EMBER_ISA >= 2
 #define INT_TILE_M (by == INT_BY_PAIRS ? 16 : 8) /* of one tile `by` is said */
 #define INT_TILE_P (by == INT_BY_PAIRS ? 1 : 2)
-#define INT_FEW 16
 #elif EMBER_ISA == 1 || defined(__aarch64__)
 #define INT_TILE_M 4
 #define INT_TILE_P 1
-#define INT_FEW 4
 #else
 #define INT_TILE_M 2
 #define INT_TILE_P 1
-#define INT_FEW 2
 #endif
+#define INT_FEW 16
 #define INT_V (INT_P * PV)
 #define INT_AHEAD 3072       /* bytes that a panel of few rows is fetched ahead */
 #define INT_STEP_K 512       /* of k at a time */
@@ -616,20 +614,19 @@ INLINE void int_rows(const enum int_by by, const int four, const int terms, cons
     _Alignas(64) float acc[INT_ROWS][INT_P][EMBER_PANEL];
     const size_t last = q->gate ? 2 * q->gate->panels - 1 : panels.end - 1;
     const size_t few = int_high(by, terms, INT_FEW);
+    (void)few;
     if (one)
         int_one(by, four, terms, q, x, rows->out[r], panels, post);
-#if INT_FEW > 4
+#if EMBER_ISA >= 2
     else if (n <= few / 4)
         int_few(by, (int)int_high(by, terms, INT_FEW) / 4, four, terms, q, x, rows, r, n, panels,
                 post);
-#endif
-#if INT_FEW > 2
     else if (n <= few / 2)
         int_few(by, (int)int_high(by, terms, INT_FEW) / 2, four, terms, q, x, rows, r, n, panels,
                 post);
-#endif
     else if (n <= few)
         int_few(by, (int)int_high(by, terms, INT_FEW), four, terms, q, x, rows, r, n, panels, post);
+#endif
     else
         for (size_t p = panels.first; p < panels.end; p += q->gate ? 1 : INT_P)
             int_pair(by, four, terms, q, x, rows, r, n, p, last, acc, post);
