@@ -80,7 +80,7 @@
     X("gateway", gateway_listen, STRING, "127.0.0.1:8000", "", RESTART, \
       "host:port on which it serves; port 0 takes a free one; while it is taken, emberd goes on without") \
     X("gateway", gateway_config, PATH, "", "", RELOAD, \
-      "its configuration file; empty: gateway.conf in the folder of emberd.conf, if it is there") \
+      "its configuration file; empty: the one that ember-gateway finds by itself, wherever emberd has its own from") \
     X("gateway", gateway_options, STRING, "", "", RELOAD, \
       "further options for it, as on its command line; double quotes keep blanks within a word")
 /* clang-format on */
