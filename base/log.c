@@ -119,17 +119,21 @@ static bool needs_quotes(const char *value)
     return false;
 }
 
-static void add_value(struct line *line, const char *value, bool quoted)
+/* False: not all of it. */
+static bool add_value(struct line *line, const char *value, bool quoted)
 {
+    size_t len = strlen(value), fits = MIN(len, line_room(line));
+
     if (!quoted && !needs_quotes(value)) {
-        line_add(line, value, MIN(strlen(value), line_room(line)));
-        return;
+        line_add(line, value, fits);
+        return fits == len;
     }
     if (!line_add(line, "\"", 1))
-        return;
+        return false;
     while (*value && add_escaped(line, (unsigned char)*value))
         value++;
     line->text[line->used++] = '"';
+    return !*value;
 }
 
 /* What one conversion of a format makes of its argument. Those that no field has are not known. */
@@ -179,7 +183,8 @@ static const char *print_until(char end, const char *format, char *to, size_t ro
     return format;
 }
 
-/* key=value key="%s" ...: each value is printed by itself, so that none can pass for another. */
+/* key=value key="%s" ...: each value is printed by itself, so that none can pass for another. None
+ * stands behind one that is cut. */
 static void add_fields(struct line *line, const char *fields, va_list *ap)
 {
     char value[sizeof line->text];
@@ -187,14 +192,17 @@ static void add_fields(struct line *line, const char *fields, va_list *ap)
     while (*fields) {
         size_t key = strcspn(fields, "=");
         bool quoted = fields[key] && fields[key + 1] == '"';
-        bool fits = line_add(line, " ", 1) && line_add(line, fields, key + !!fields[key]);
+        if (line_room(line) < key + 2)
+            return;
+        line_add(line, " ", 1);
+        line_add(line, fields, key + !!fields[key]);
         fields += key + !!fields[key] + quoted;
         *value = 0;
         fields = print_until(quoted ? '"' : ' ', fields, value, sizeof value, ap);
         fields += quoted && *fields;
         fields += *fields == ' ';
-        if (fits)
-            add_value(line, value, quoted);
+        if (!add_value(line, value, quoted))
+            return;
     }
 }
 

@@ -420,6 +420,16 @@ static void test_log_values_are_logfmt(void **state)
         }
         assert_int_equal(quotes % 2, 0);
     }
+    /* Nothing stands behind a cut, however short it is. */
+    memset(wide, 'w', sizeof wide);
+    for (size_t n = 1990; n < 2040; n++) {
+        wide[n] = 0;
+        LOGGED(line, log_info("cut", "a=%s long=\"%s\" b=%s", wide, "\x1b\x1b", ""));
+        wide[n] = 'w';
+        bool whole = strstr(line, " long=\"\\u001b\\u001b\"");
+        assert_true(whole || !strstr(line, " b="));
+        assert_true(line[strlen(line) - 2] != ' ');
+    }
 }
 
 /* Well-formed or not as Unicode 15, table 3-7, has it. */
