@@ -225,12 +225,14 @@ int cli_worse(int a, int b)
 
 static void say_error(bool as_json, const struct error *err)
 {
+    /* whoever was interrupted has a word of its own for it ("cancelled", "stopped") */
+    const char *text = cli_interrupted && err->code == -ECANCELED ? "interrupted" : error_text(err);
+
     if (!as_json) {
-        fprintf(stderr, "emberctl: %s\n", error_text(err));
+        fprintf(stderr, "emberctl: %s\n", text);
         return;
     }
-    json_t *json =
-        json_pack("{s:{s:i,s:s}}", "error", "errno", -err->code, "text", error_text(err));
+    json_t *json = json_pack("{s:{s:i,s:s}}", "error", "errno", -err->code, "text", text);
     json_dumpf(json, stderr, JSON_INDENT(2));
     fputc('\n', stderr);
     json_decref(json);

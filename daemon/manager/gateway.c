@@ -246,7 +246,8 @@ void mgr_gateway_stop(struct mgr *mgr)
 
 void mgr_gateway_free(struct mgr *mgr)
 {
-    event_del(&mgr->gateway.on_retry);
+    if (event_initialized(&mgr->gateway.on_retry)) /* not so when the start failed */
+        event_del(&mgr->gateway.on_retry);
     mgr->gateway.listen_fd = fd_close(mgr->gateway.listen_fd);
 }
 

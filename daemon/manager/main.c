@@ -17,6 +17,7 @@
 #include "base/fd.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "daemon/address.h"
 #include "daemon/manager/manager.h"
 
 #define LAST_REPLIES_MS 200 /* for calls that are still open when every child has gone */
@@ -276,6 +277,18 @@ static void needs_restart(const struct config_key *key, void *context)
         log_info("configuration changed", "key=%s.%s", key->section, key->name);
 }
 
+/* What a single value's limits cannot say: -errno with a text that names the key. */
+static int check_options(const struct emberd_options *o, struct error *err)
+{
+    char host[128];
+    uint16_t port;
+
+    int r = mgr_budget_check(o, err);
+    if (r == 0 && o->gateway && address_split(o->gateway_listen, host, sizeof host, &port, err) < 0)
+        return error_prefix(err, "gateway_listen");
+    return r;
+}
+
 static void on_reload(int sig, short what, void *arg)
 {
     struct emberd_options fresh = {0};
@@ -287,7 +300,7 @@ static void on_reload(int sig, short what, void *arg)
              (unsigned long long)(clock_ns() / 1000));
     mgr_notify(text);
     if (config_read(&emberd_program, command_line.argc, command_line.argv, &fresh, &err) < 0 ||
-        mgr_budget_check(&fresh, &err) < 0) {
+        check_options(&fresh, &err) < 0) {
         log_error("configuration not reloaded", "error=\"%s\"", err.text);
     } else {
         config_reload(&emberd_program, &mgr->options, &fresh, needs_restart, NULL);
@@ -427,7 +440,7 @@ int main(int argc, char **argv)
         config_free(&emberd_program, &mgr.options);
         return 0;
     }
-    if (mgr_budget_check(&mgr.options, &err) < 0) {
+    if (check_options(&mgr.options, &err) < 0) {
         fprintf(stderr, "emberd: %s\n", err.text);
         config_free(&emberd_program, &mgr.options);
         return 2;

@@ -577,12 +577,12 @@ static int listen_tcp(struct mgr *mgr, const char *address, struct error *err)
     if (!*address)
         return 0;
     int r = address_split(address, host, sizeof host, &port, err);
+    if (r == 0)
+        r = grpc_server_listen_tcp(mgr->server, host, port, &port, err);
     if (r < 0)
         return error_prefix(err, "listen");
-    r = grpc_server_listen_tcp(mgr->server, host, port, &port, err);
-    if (r == 0)
-        log_info("listening", "address=%s:%u", host, port);
-    return r;
+    log_info("listening", "address=%s:%u", host, port);
+    return 0;
 }
 
 static int listen_all(struct mgr *mgr, struct error *err)

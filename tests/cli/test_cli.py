@@ -510,7 +510,7 @@ class Ends(unittest.TestCase):
                     wait_until(lambda: os.path.exists(f"{d}/{to}/model.safetensors"), "it has begun to write")
                     run.send_signal(sig)
                     said = run.communicate(timeout=60)[1]
-                    check(run.returncode, 130, said, "stopped")
+                    check(run.returncode, 130, said, "interrupted")
             with open(f"{d}/config.json", "w") as f:  # refused before anything is written
                 f.write('{"model_type": "llama", "hidden_size": 65536, "intermediate_size": 262144, '
                         '"num_attention_heads": 64, "num_hidden_layers": 300, "vocab_size": 300, '
@@ -549,6 +549,20 @@ class Ends(unittest.TestCase):
         run.send_signal(signal.SIGINT)
         _, said = run.communicate(timeout=60)
         self.assertEqual((run.returncode, said), (130, "emberctl: interrupted\n"))
+
+    def test_every_verb_has_the_same_word_for_an_interrupt(self):
+        def catches(pid):
+            with open(f"/proc/{pid}/status") as f:
+                mask = next(line.split()[1] for line in f if line.startswith("SigCgt:"))
+            return int(mask, 16) >> (signal.SIGINT - 1) & 1
+
+        for verb in (["perplexity", TINY], ["bench", "decode", "tiny"]):
+            run = subprocess.Popen([EMBERCTL, *verb], stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True)
+            wait_until(lambda: catches(run.pid), "it would answer")
+            run.send_signal(signal.SIGINT)
+            _, said = run.communicate(timeout=60)
+            self.assertEqual((run.returncode, said.splitlines()[-1]), (130, "emberctl: interrupted"))
 
     def test_interrupt_gives_the_instance_back(self):
         with Daemon() as d:

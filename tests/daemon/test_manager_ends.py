@@ -100,12 +100,15 @@ class Ends(harness.Case):
         for option, text in (("--runtime-dir=" + "/x" * 60, "at most 70 bytes"),
                              ("--no-such-option=1", "no-such-option"),
                              ("--listen=nonsense", "host:port"),
-                             ("--listen=0.0.0.0:0", "loopback")):
+                             ("--listen=0.0.0.0:0", "listen: 0.0.0.0 is not a loopback"),
+                             ("--gateway-listen=nonsense", 'gateway_listen: "nonsense"'),
+                             ("--gateway-listen=127.0.0.1:65536", "write host:port")):
             run = subprocess.run([harness.EMBERD, "--runtime-dir=/tmp/ember-bad-options",
                                   "--socket=/tmp/ember-bad-options/s", option],
                                  capture_output=True, text=True, timeout=60)
             self.assertNotEqual(run.returncode, 0)
             self.assertIn(text, run.stderr)
+            self.assertNotIn("[warn]", run.stderr)  # a word of libevent's own
         harness.shutil.rmtree("/tmp/ember-bad-options", ignore_errors=True)
 
     def test_loopback_tcp(self):
