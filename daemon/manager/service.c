@@ -229,7 +229,10 @@ static int set_kv(struct mgr_model *m, const Ember__V1__LoadModelRequest *reques
             return r;
         m->kv_kind = (int)kind;
     }
-    int r = mgr_model_kv_check(m, request->kv_bytes, err);
+    if (!*request->kv_type && !request->kv_bytes)
+        return 0;
+    /* What was asked for before has to hold a page of the new kind as well. */
+    int r = mgr_model_kv_check(m, request->kv_bytes ? request->kv_bytes : m->kv_asked, err);
     if (r < 0)
         return r;
     if (m->kv_kind != before || (request->kv_bytes && request->kv_bytes != m->kv_asked))

@@ -238,6 +238,11 @@ class Checkpoints(Attack):
         page = 8 * 16 * 2 * (2 * 64 + 2 * 64)
         self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(kv_bytes=page // 2 + (8 << 10)), f"takes {page}")
         self.assertEqual(d.model("ember-tiny").kv_type, "bf16")
+        # And with what was asked for before: it has to hold a page of the new kind.
+        d.load(kv_bytes=page // 2 + (8 << 10), kv_type="int8")
+        self.fails(CODE.INVALID_ARGUMENT, lambda: d.load(kv_type="f32"), f"takes {2 * page}")
+        self.assertEqual(d.model("ember-tiny").kv_type, "int8")
+        self.assertTrue(d.client.SpawnInstance(model="ember-tiny").instance.id)
         d.load(kv_bytes=page * 32, kv_type="int8")
         self.assertEqual(d.model("ember-tiny").kv_type, "int8")
         self.serves(d)
