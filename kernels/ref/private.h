@@ -40,9 +40,12 @@ struct ref_quant {
     int64_t x_group, x_terms; /* of an integer x */
 };
 
-/* Row x_row of x times row n of matrix e of w. */
+/* Row n of matrix e of w [K]; where x is integers, its codes less their zero points. */
+void ref_weights(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
+                 double *ret);
+/* Row x_row of x times that. */
 double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t e,
-               uint64_t n);
+               uint64_t n, const double *w);
 
 double ref_sigmoid(double x);
 double ref_cap(double x, double cap);

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <math.h>
+#include <stdlib.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -184,8 +185,17 @@ static double integer_at(const int8_t *x, const struct ref_quant *q, uint64_t k)
     return 256 * x[k] + (uint8_t)x[EMBER_X8_COLUMNS(q->K) + k];
 }
 
+void ref_weights(const struct ref *r, const struct ref_quant *q, uint64_t e, uint64_t n,
+                 double *ret)
+{
+    bool integers = r->op->t[q->x_scale].rank;
+    for (uint64_t k = 0; k < q->K; k++)
+        ret[k] = integers ? code_at(r, q, e, n, k) - zero_at(r, q, e, n, k / (uint64_t)q->group)
+                          : ref_weight_at(r, q, e, n, k);
+}
+
 static float integer_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t e,
-                         uint64_t n)
+                         uint64_t n, const double *w)
 {
     const int8_t *x = ref_row(r, q->x, x_row);
     const float *xs = ref_row(r, q->x_scale, x_row);
@@ -193,23 +203,23 @@ static float integer_dot(const struct ref *r, const struct ref_quant *q, uint64_
     float acc = 0;
     for (uint64_t s = 0; s * segment < q->K; s++) {
         uint64_t g = s * segment / (uint64_t)q->group;
-        double sum = 0, zero = zero_at(r, q, e, n, g);
+        double sum = 0;
         for (uint64_t k = s * segment; k < q->K && k < (s + 1) * segment; k++)
-            sum += integer_at(x, q, k) * (code_at(r, q, e, n, k) - zero);
+            sum += integer_at(x, q, k) * w[k];
         acc += (float)sum * (xs[s] * (float)scale_at(r, q, e, n, g));
     }
     return acc;
 }
 
 double ref_dot(const struct ref *r, const struct ref_quant *q, uint64_t x_row, uint64_t e,
-               uint64_t n)
+               uint64_t n, const double *w)
 {
     const float *x = ref_row(r, q->x, x_row);
     double sum = 0;
     if (r->op->t[q->x_scale].rank)
-        return integer_dot(r, q, x_row, e, n);
+        return integer_dot(r, q, x_row, e, n, w);
     for (uint64_t k = 0; k < q->K; k++)
-        sum += x[k] * ref_weight_at(r, q, e, n, k);
+        sum += x[k] * w[k];
     return sum;
 }
 
@@ -325,18 +335,23 @@ static void linear(const struct ref *r)
     };
     const uint32_t N = r->op->t[LINEAR_W].dim[0];
     const bool gated = i[LINEAR_I_GLU] != EMBER_GLU_NONE;
-    for (uint32_t row = 0; row < r->rows; row++) {
-        float *out = ref_row(r, LINEAR_OUT, row);
-        float *to = gated ? ref_row(r, LINEAR_GATE_UP, row) : out;
-        for (uint32_t n = 0; n < N; n++) {
-            double sum = ref_dot(r, &q, row, 0, n);
+    double *w = calloc(q.K, sizeof(*w));
+    if (!w)
+        abort();
+    for (uint32_t n = 0; n < N; n++) {
+        ref_weights(r, &q, 0, n, w);
+        for (uint32_t row = 0; row < r->rows; row++) {
+            float *out = ref_row(r, gated ? LINEAR_GATE_UP : LINEAR_OUT, row);
+            double sum = ref_dot(r, &q, row, 0, n, w);
             sum += ref_weight(r, LINEAR_B, 0, n, 0);
-            to[n] = (float)ref_cap(r->op->f[LINEAR_F_SCALE] * sum, r->op->f[LINEAR_F_SOFTCAP]);
+            out[n] = (float)ref_cap(r->op->f[LINEAR_F_SCALE] * sum, r->op->f[LINEAR_F_SOFTCAP]);
         }
-        if (gated)
-            glu_row(to, N / 2, i[LINEAR_I_GLU] == EMBER_GLU_PAIRS, (enum ember_act)i[LINEAR_I_ACT],
-                    r->op->f[LINEAR_F_LIMIT], r->op->f[LINEAR_F_ALPHA], out);
     }
+    free(w);
+    for (uint32_t row = 0; gated && row < r->rows; row++)
+        glu_row(ref_row(r, LINEAR_GATE_UP, row), N / 2, i[LINEAR_I_GLU] == EMBER_GLU_PAIRS,
+                (enum ember_act)i[LINEAR_I_ACT], r->op->f[LINEAR_F_LIMIT], r->op->f[LINEAR_F_ALPHA],
+                ref_row(r, LINEAR_OUT, row));
 }
 
 /* x [rows, 2 I] -> out [rows, I] */

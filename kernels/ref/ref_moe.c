@@ -119,14 +119,20 @@ void ref_moe_linear(const struct ref *r)
         i[MOE_I_X_GROUP],
         i[MOE_I_X_TERMS],
     };
+    double *w = calloc(q.K, sizeof(*w));
+    if (!w)
+        abort();
     for (uint32_t slot = 0; slot < r->rows * topk; slot++) {
         int32_t e = ((const int32_t *)ref_row(r, MOE_IDS, slot / topk))[slot % topk];
         uint32_t x_row = r->op->i[MOE_I_PER_SLOT] ? slot : slot / topk;
         float *out = ref_row(r, MOE_OUT, slot);
-        for (uint64_t n = 0; n < N; n++)
+        for (uint64_t n = 0; n < N; n++) {
+            ref_weights(r, &q, (uint64_t)e, n, w);
             out[n] = (float)(ref_weight(r, MOE_B, (uint64_t)e, n, 0) +
-                             ref_dot(r, &q, x_row, (uint64_t)e, n));
+                             ref_dot(r, &q, x_row, (uint64_t)e, n, w));
+        }
     }
+    free(w);
 }
 
 /* y [T k, D], weights [T, k], shared [T, D], gate [T, 1] -> out [T, D] */
