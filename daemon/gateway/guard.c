@@ -15,7 +15,8 @@
 
 #define PAGE_MAX 4096 /* of evhttp's own pages */
 
-/* By descriptor: the request that has begun to come. */
+/* By descriptor: the request that has begun to come. One that came with the request before it has
+ * not been seen to begin, but may be refused as well. */
 struct coming {
     uint64_t cookie, since_ns; /* since_ns 0: none */
     size_t bytes;
@@ -62,7 +63,7 @@ static void on_input(struct evbuffer *in, const struct evbuffer_cb_info *info, v
         return;
     }
     g->n_coming += !c->since_ns;
-    *c = (struct coming){cookie, clock_ns(), info->n_added, false};
+    *c = (struct coming){cookie, clock_ns(), info->n_added, c->refused && c->cookie == cookie};
     if (g->n_coming == 1)
         g->begun(g->arg);
 }
@@ -129,19 +130,20 @@ static void replace(struct evbuffer *out, int status, size_t len)
     log_debug("request refused by its form", "status=%d", known[i].status);
 }
 
-/* NULL: no request is coming there. */
+/* NULL: nothing has ever come there. */
 static struct coming *coming_of(struct bufferevent *bev)
 {
     struct guard *g = the_guard;
     int fd = bufferevent_getfd(bev);
 
-    return g && fd >= 0 && (size_t)fd < g->n && g->coming[fd].since_ns ? &g->coming[fd] : NULL;
+    return g && fd >= 0 && (size_t)fd < g->n ? &g->coming[fd] : NULL;
 }
 
 /* evhttp says 400 of headers that are too large as well. */
 static int status_of(int status, const struct coming *c)
 {
-    return status == 400 && c && c->bytes > the_guard->options->max_headers ? 431 : status;
+    return status == 400 && c && c->since_ns && c->bytes > the_guard->options->max_headers ? 431
+                                                                                           : status;
 }
 
 /* The first bytes, however the buffer keeps them; a frozen one lets nobody copy. */

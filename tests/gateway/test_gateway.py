@@ -821,6 +821,22 @@ class Doors(Case):
                     s.sendall(b"x" * 100_000)
                 self.assertTrue(s.recv(4096).startswith(b"HTTP/1.1 413 "), size)
 
+    def test_a_refusal_behind_another_request_can_be_read(self):
+        """Its header came in one piece with the request before it."""
+        with socket.create_connection(("127.0.0.1", self.g.port)) as s:
+            s.settimeout(60)
+            s.sendall(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n"
+                      b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 300000\r\n\r\n")
+            time.sleep(0.2)
+            for _ in range(3):
+                s.sendall(b"x" * 100_000)
+                time.sleep(0.1)
+            data = b""
+            while piece := s.recv(4096):
+                data += piece
+            self.assertTrue(data.startswith(b"HTTP/1.1 200 "), data)
+            self.assertIn(b"HTTP/1.1 413 ", data)
+
     def test_methods(self):
         c = self.g.connect()
         c.request("HEAD", "/ping")
