@@ -198,17 +198,37 @@ static void identify(struct http_request *request)
     request->client = checksum_of(address ? address : "", address ? strlen(address) : 0);
 }
 
-/* Two lengths that differ: whoever stands before us may have meant the other one (RFC 9112, 6.3).
+/* A token of RFC 9110, 5.6.2, which the name of a header is. */
+static bool is_token(const char *text)
+{
+    const char *p = text;
+
+    while (isalnum((unsigned char)*p) || (*p && strchr("!#$%&'*+-.^_`|~", *p)))
+        p++;
+    return p > text && !*p;
+}
+
+/*
+ * Why the end of the body may have been another one to whoever stands before us, so that what comes
+ * behind it is no request; NULL: it is plain. RFC 9112: 5.1 (blanks before the colon), 6.1, 6.3.
  */
-static bool two_lengths(const struct http_request *request)
+static const char *ambiguous(const struct http_request *request)
 {
     const char *length = in_header(request, "Content-Length");
     const struct evkeyval *h;
 
     TAILQ_FOREACH(h, evhttp_request_get_input_headers(request->ev), next)
-    if (!strcasecmp(h->key, "Content-Length") && strcmp(h->value, length))
-        return true;
-    return false;
+    {
+        if (!is_token(h->key))
+            return "A header's name is malformed.";
+        if (!strcasecmp(h->key, "Content-Length") && strcmp(h->value, length))
+            return "Two different lengths of one body.";
+        if (!strcasecmp(h->key, "Transfer-Encoding") && strcasecmp(h->value, "chunked"))
+            return "Transfer-Encoding can be chunked, and nothing else.";
+    }
+    if (length && (!*length || length[strspn(length, "0123456789")]))
+        return "Content-Length is not a decimal number.";
+    return NULL;
 }
 
 static void on_request(struct evhttp_request *ev, void *arg)
@@ -216,6 +236,7 @@ static void on_request(struct evhttp_request *ev, void *arg)
     struct http_server *server = arg;
     struct http_request *request = x_alloc(sizeof *request);
     size_t key = 0;
+    const char *why;
 
     request->server = server;
     request->ev = ev;
@@ -226,9 +247,9 @@ static void on_request(struct evhttp_request *ev, void *arg)
     identify(request);
     http_header(request, "X-Request-Id", request->id);
     add_cors(request);
-    if (two_lengths(request)) {
+    if ((why = ambiguous(request))) {
         http_header(request, "Connection", "close");
-        http_fail(request, 400, NULL, NULL, NULL, 0, "Two different lengths of one body.");
+        http_fail(request, 400, NULL, NULL, NULL, 0, why);
         return;
     }
     if (evhttp_request_get_command(ev) == EVHTTP_REQ_OPTIONS) {

@@ -870,17 +870,29 @@ class Doors(Case):
             while s.recv(4096):
                 pass
 
-    def test_two_lengths_are_refused(self):
-        """What stands before us may have gone by the other one: the rest must be no request."""
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", self.g.port)) as s:
-            s.settimeout(60)
-            s.sendall(head + b"{}GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
-            data = b""
-            while piece := s.recv(4096):
-                data += piece
-        self.assertTrue(data.startswith(b"HTTP/1.1 400 "), data)
-        self.assertEqual(data.count(b"HTTP/1.1 "), 1)
+    def test_bodies_whose_end_is_in_doubt_are_refused(self):
+        """What stands before us may have seen another end: the rest must be no request."""
+        chunks = b"2\r\n{}\r\n0\r\n\r\n"
+        for headers, body in ((b"Content-Length: 2\r\nContent-Length: 3", b"{}"),
+                              (b"Content-Length : 2", b"{}"), (b"Content-Length\t: 2", b"{}"),
+                              (b"Content-Length: +2", b"{}"), (b"Content-Length: 0x2", b"{}"),
+                              (b"Content-Length:\x0b2", b"{}"), (b"Content-Length: 2, 2", b"{}"),
+                              (b"Transfer-Encoding : chunked", chunks),
+                              (b"Transfer-Encoding: xchunked", chunks),
+                              (b"Transfer-Encoding: gzip, chunked", chunks),
+                              (b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked", chunks),
+                              (b"Transfer-Encoding: chunked\r\nContent-Length: 2", chunks),
+                              (b"Content-Length: 2\r\nTransfer-Encoding: chunked", chunks)):
+            with self.subTest(headers), \
+                    socket.create_connection(("127.0.0.1", self.g.port)) as s:
+                s.settimeout(60)
+                s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\n\r\n" +
+                          body + b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+                data = b""
+                while piece := s.recv(4096):
+                    data += piece
+                self.assertTrue(data.startswith(b"HTTP/1.1 400 "), data)
+                self.assertEqual(data.count(b"HTTP/1.1 "), 1, data)
 
     def test_nonsense_is_no_harm(self):
         for data in (b"\0" * 100, b"GET\r\n\r\n", b"POST / HTTP/9.9\r\n\r\n",
