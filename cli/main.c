@@ -167,7 +167,10 @@ static const struct verb verbs[] = {
      "load ./Qwen3-0.6B --standby=4 --kv-bytes=1GiB\tfour warm instances of 1 GiB of KV each\n",
      run_load},
     {"unload", "MODEL", "give a model's memory back",
-     "Its standbys end. A model with leased instances is refused unless --force is given.",
+     "Its standbys end, and the model is cold: it is loaded again when somebody wants it. A model "
+     "that is cold or failed, and that no configuration names, is forgotten: emberctl models and "
+     "the gateway list it no longer. A model with leased instances is refused unless --force is "
+     "given.",
      unload_options, "unload Qwen3-0.6B\t\n", run_unload},
     {"models", "", "list models",
      "STATE: cold (on disk), loading, parked (weights in memory), warm (standbys too), hot "

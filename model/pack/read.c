@@ -118,9 +118,9 @@ static int read_header(const struct pack *pack, uint64_t file_bytes, struct pack
     if (h.state != PACK_WHOLE)
         return error_set(err, EBADMSG, "%s: was never finished", pack->name);
     if (h.file_bytes != file_bytes)
-        return error_set(err, EBADMSG, "%s: has %llu bytes, its header says %llu: truncated?",
-                         pack->name, (unsigned long long)file_bytes,
-                         (unsigned long long)h.file_bytes);
+        return error_set(err, EBADMSG, "%s: has %llu bytes, its header says %llu: %s", pack->name,
+                         (unsigned long long)file_bytes, (unsigned long long)h.file_bytes,
+                         file_bytes < h.file_bytes ? "truncated?" : "something stands behind it");
     if (!h.n_sections || h.n_sections > PACK_SECTIONS_MAX || !terminated(h.recipe, sizeof h.recipe))
         return error_set(err, EBADMSG, "%s: a header of %u sections", pack->name, h.n_sections);
     *ret = h;

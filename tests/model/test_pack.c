@@ -199,6 +199,20 @@ static void truncated_packs_are_refused(void **state)
     }
 }
 
+static void packs_of_a_wrong_length_say_which_way(void **state)
+{
+    struct stat st;
+    struct error err;
+    write_pack();
+    assert_int_equal(stat(path, &st), 0);
+    assert_int_equal(truncate(path, st.st_size + 1), 0);
+    assert_int_equal(open_code(&err), -EBADMSG);
+    assert_non_null(strstr(err.text, "something stands behind it"));
+    assert_int_equal(truncate(path, st.st_size - 1), 0);
+    assert_int_equal(open_code(&err), -EBADMSG);
+    assert_non_null(strstr(err.text, "truncated?"));
+}
+
 /* A header changed by somebody who can compute its checksum. */
 static void edit_header(void (*edit)(struct pack_header *h))
 {
@@ -485,6 +499,7 @@ int main(void)
         cmocka_unit_test_setup(damage_before_the_data_is_found, fresh),
         cmocka_unit_test_setup(damaged_segment_is_named, fresh),
         cmocka_unit_test_setup(truncated_packs_are_refused, fresh),
+        cmocka_unit_test_setup(packs_of_a_wrong_length_say_which_way, fresh),
         cmocka_unit_test_setup(hostile_headers_are_refused, fresh),
         cmocka_unit_test_setup(its_own_section_is_read, fresh),
         cmocka_unit_test_setup(killed_anywhere_it_goes_on, fresh),
