@@ -192,10 +192,8 @@ static void make_recipe(const char *quant, char recipe[PACK_RECIPE_MAX + 1])
 /* A pack that says something else than it holds would be found by who wants what it says. */
 static int check_quant(const char *quant, const struct weights_layout *layout, struct error *err)
 {
-    bool made = false;
+    bool made = weights_layout_made(layout);
 
-    for (uint32_t i = 0; i < layout->n_weights; i++)
-        made |= layout->weights[i].made;
     if (made == (*quant != 0))
         return 0;
     return error_set(err, EINVAL, "a pack of weights that are %squantised as one of \"%s\"",

@@ -41,6 +41,15 @@ void weights_layout_free(struct weights_layout *layout)
     free(own->constants);
     free(own);
 }
+
+bool weights_layout_made(const struct weights_layout *layout)
+{
+    bool made = false;
+
+    for (uint32_t i = 0; i < layout->n_weights; i++)
+        made |= layout->weights[i].made;
+    return made;
+}
 /* weights_layout_free takes the public half. */
 static void layout_free(struct layout *own)
 {

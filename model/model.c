@@ -64,11 +64,8 @@ uint64_t model_kv_page(const struct model *model, enum ember_dtype kv)
 void model_settle_kv(struct model *model, const struct weights_layout *layout)
 {
     struct model_info *info = &model->desc.info;
-    bool made = false;
+    const enum kv_kind kind = weights_layout_made(layout) ? KV_BF16 : KV_F32;
 
-    for (uint32_t i = 0; i < layout->n_weights; i++)
-        made |= layout->weights[i].made;
-    const enum kv_kind kind = made ? KV_BF16 : KV_F32;
     info->kv_dtype[KV_AUTO] = info->kv_dtype[kind];
     info->kv_page_bytes[KV_AUTO] = info->kv_page_bytes[kind];
 }

@@ -146,6 +146,9 @@ int model_layout(const struct model *model, const struct checkpoint *checkpoint,
                  const struct quantize_rules *rules, struct weights_layout **ret,
                  struct error *err);
 void weights_layout_free(struct weights_layout *layout);
+DEFINE_CLEANUP(struct weights_layout *, weights_layout_free)
+/* Whether some of the weights are quantised while they are loaded. */
+bool weights_layout_made(const struct weights_layout *layout);
 
 /*
  * What KV_AUTO is in this model, once a layout says how its weights are kept: bf16 where some of
@@ -153,7 +156,6 @@ void weights_layout_free(struct weights_layout *layout);
  * (docs/performance.md, Quantising); else f32, which it is before. Models of manifest_read know.
  */
 void model_settle_kv(struct model *model, const struct weights_layout *layout);
-DEFINE_CLEANUP(struct weights_layout *, weights_layout_free)
 
 /* What quantising did to a resident tensor: sums over its values, so that tensors can be added up.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Integers by matrix tiles. They are exact, so few rows go by VPDPBUSD.
+ * Integers by matrix tiles. They are exact, so the fewest rows go by VPDPBUSD (int_by_tiles).
  *
  * Two tiles of x meet a pair of panels of w: of one term 32 rows, of two terms both terms of 16. Of
  * a gated weight a pair is a panel of gate and that of up. A pair meets the next rows for
@@ -312,19 +312,23 @@ INLINE void amx_panels(enum ember_quant quant, const struct panels *q, const str
     }
 }
 
-static __attribute__((unused)) void int_amx(enum ember_quant quant, const struct panels *q,
-                                            const struct panel_rows *rows, struct range panels,
-                                            const struct post *post)
+/* Which body rows go by. */
+INLINE int int_by_tiles(const struct panels *q, const struct panel_rows *rows)
+{
+    return rows->ready ? rows->ready->form == X_INT_UNITS
+                       : rows->n >= X_UNITS_LEAST && q->K <= X_UNITS_K_MAX;
+}
+
+/* Out of line, as int_vectors: the room of one is not to stand on the stack beside the other's. */
+static __attribute__((noinline, unused)) void int_amx(enum ember_quant quant,
+                                                      const struct panels *q,
+                                                      const struct panel_rows *rows,
+                                                      struct range panels, const struct post *post)
 {
     _Alignas(64) char units[AMX_X_BYTES];
     _Alignas(64) float scales[AMX_X_BYTES / 32];
     const size_t half = EMBER_X8_COLUMNS(q->K);
     const size_t most = AMX_X_BYTES / (half * (size_t)q->terms) / 32 * 32;
-    if (rows->ready ? rows->ready->form != X_INT_UNITS
-                    : rows->n < X_UNITS_LEAST || q->K > X_UNITS_K_MAX) {
-        int_vectors(quant, q, rows, panels, post);
-        return;
-    }
     for (size_t r = 0, n; r < rows->n; r += n) {
         struct amx_x x;
         n = rows->n - r < most ? rows->n - r : most;

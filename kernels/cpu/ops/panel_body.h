@@ -26,10 +26,12 @@ INLINE void int_panels(enum ember_quant quant, const struct panels *q,
                        const struct panel_rows *rows, struct range panels, const struct post *post)
 {
 #if EMBER_ISA == 4
-    int_amx(quant, q, rows, panels, post);
-#else
-    int_vectors(quant, q, rows, panels, post);
+    if (int_by_tiles(q, rows)) {
+        int_amx(quant, q, rows, panels, post);
+        return;
+    }
 #endif
+    int_vectors(quant, q, rows, panels, post);
 }
 
 INLINE void fp_panels(enum ember_quant quant, const struct panels *q, const struct panel_rows *rows,

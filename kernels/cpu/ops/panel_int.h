@@ -656,9 +656,9 @@ INLINE void int_rows_of(const enum int_by by, const int four, const int terms,
     }
 }
 
-static __attribute__((unused)) void int_vectors(enum ember_quant quant, const struct panels *q,
-                                                const struct panel_rows *rows, struct range panels,
-                                                const struct post *post)
+static __attribute__((noinline, unused)) void
+int_vectors(enum ember_quant quant, const struct panels *q, const struct panel_rows *rows,
+            struct range panels, const struct post *post)
 {
     if (int_by(0, 1) == INT_BY_PAIRS && quant == EMBER_QUANT_INT8)
         int_rows_of(INT_BY_PAIRS, 0, q->terms, q, rows, panels, post);
