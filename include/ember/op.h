@@ -99,7 +99,8 @@ struct ember_op {
     X(EMBER_OP_COPY, "copy")                                                                       \
     X(EMBER_OP_ARGMAX, "argmax")                                                                   \
     X(EMBER_OP_PERMUTE, "permute")                                                                 \
-    X(EMBER_OP_QUANTIZE, "quantize")
+    X(EMBER_OP_QUANTIZE, "quantize")                                                               \
+    X(EMBER_OP_SPLIT_LATENT, "split_latent")
 
 enum ember_op_kind {
 #define X(id, name) id,
@@ -330,6 +331,37 @@ enum {
 enum { SNR_F_EPS, SNR_F_W_BIAS, SNR_F_V_SCALE };
 
 /*
+ * split_latent: what multi-head latent attention (DeepSeek-V2) keeps of a token and asks of the
+ * others, so that attention is over one KV head. Of kv [T, RANK + ROTARY] the first RANK elements
+ * are normalised (RMS) to the latent c and the rest is rotated to k_rope; K is [c, k_rope], dk =
+ * RANK + ROTARY, and V is c, dv = RANK. Of each head [NOPE + ROTARY] of q the last ROTARY elements
+ * are rotated and written behind the first RANK elements of that head in OUT, which are left alone:
+ * q_nope times the head's part of the matrix that makes keys of latents goes there. A rotation is
+ * as in split_norm_rope over ROTARY elements; K, V, KV_SLOT and what a backend may do with them are
+ * as there, with one head.
+ */
+enum {
+    SPLIT_Q /* [T, Hq (NOPE + ROTARY)] */,
+    SPLIT_KV /* [T, RANK + ROTARY] */,
+    SPLIT_NORM /* [RANK] */,
+    SPLIT_ROPE /* [T, ROTARY] */,
+    SPLIT_OUT /* [T, Hq (RANK + ROTARY)] */,
+    SPLIT_K /* KV */,
+    SPLIT_V /* KV */,
+    SPLIT_KV_SLOT /* i32 [T] */
+};
+enum {
+    SPLIT_I_HEADS,
+    SPLIT_I_NOPE,
+    SPLIT_I_ROTARY,
+    SPLIT_I_RANK,
+    SPLIT_I_INTERLEAVED,
+    SPLIT_I_PAGE_SIZE,
+    SPLIT_I_KV_EXACT
+};
+enum { SPLIT_F_EPS, SPLIT_F_W_BIAS };
+
+/*
  * attention: causal, paged. Token r of sequence s = seq_of[r] at position p sees the keys 0..p of
  * s, or p - window + 1..p when window > 0. Key j lives in page page_table[s, j / page_size], slot j
  * % page_size. scores = cap(scale * q.k), softmax in float32; a sink adds exp(sink[h]) to the
@@ -401,12 +433,15 @@ enum { ROUTE_F_SCALE };
  * is r, or r k + j when PER_SLOT is 1. w is [E, N, K], or codes as in linear: u8 [E, N, 16 ceil(K /
  * 32)], i8 or f8e4m3 [E, N, K], with W_SCALE and W_ZERO [E, N, G] and X_SCALE and X_TMP for each
  * row of x.
+ *
+ * Without IDS each slot has the matrix of its own number, ids[r, j] = j, and k is E: a product for
+ * each head of attention. PER_SLOT is 1 then.
  */
 enum {
     MOE_X,
     MOE_W,
     MOE_B /* [opt] [E, N] */,
-    MOE_IDS,
+    MOE_IDS /* [opt] i32 [T, k] */,
     MOE_OUT /* [T k, N] */,
     MOE_W_SCALE /* [opt] */,
     MOE_W_ZERO /* [opt] */,

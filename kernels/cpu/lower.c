@@ -164,13 +164,18 @@ static int need_kv(struct lowering *l, uint32_t k, uint32_t v)
 
 bool cpu_kv_tiles(enum cpu_isa isa, const struct ember_op *op)
 {
-    const bool attention = op->kind == EMBER_OP_ATTENTION;
-    const struct ember_tensor *k = &op->t[attention ? ATTN_K : SNR_K],
-                              *v = &op->t[attention ? ATTN_V : SNR_V];
+    static const struct {
+        uint8_t kind, k, v, exact;
+    } kinds[] = {{EMBER_OP_ATTENTION, ATTN_K, ATTN_V, ATTN_I_KV_EXACT},
+                 {EMBER_OP_SPLIT_LATENT, SPLIT_K, SPLIT_V, SPLIT_I_KV_EXACT},
+                 {EMBER_OP_SPLIT_NORM_ROPE, SNR_K, SNR_V, SNR_I_KV_EXACT}};
+    size_t i = 0;
+    while (i + 1 < sizeof(kinds) / sizeof(*kinds) && kinds[i].kind != op->kind)
+        i++;
+    const struct ember_tensor *k = &op->t[kinds[i].k], *v = &op->t[kinds[i].v];
     return isa == CPU_ISA_AMX && (k->dtype == EMBER_F32 || k->dtype == EMBER_BF16) &&
            k->dim[1] == 16 && k->dim[2] % 32 == 0 && v->dim[2] % 16 == 0 &&
-           k->dim[2] <= KV_TILES_DIM_MAX && v->dim[2] <= KV_TILES_DIM_MAX &&
-           !op->i[attention ? ATTN_I_KV_EXACT : SNR_I_KV_EXACT];
+           k->dim[2] <= KV_TILES_DIM_MAX && v->dim[2] <= KV_TILES_DIM_MAX && !op->i[kinds[i].exact];
 }
 
 /* A small weight (norm, bias, sinks) that may be any of the float dtypes, or absent. */
@@ -559,6 +564,42 @@ static int lower_split_norm_rope(struct lowering *l)
     return 0;
 }
 
+static int lower_split_latent(struct lowering *l)
+{
+    const struct ember_op *op = l->op;
+    const struct ember_tensor *out = &op->t[SPLIT_OUT];
+    int r = need_float(l, SPLIT_NORM, "latent norm");
+    if (!r)
+        r = need_kv(l, SPLIT_K, SPLIT_V);
+    if (r)
+        return r;
+    begin(l, "split_latent", out->dim[0]);
+    set_rows(l, SLT_Q, SPLIT_Q);
+    set_rows(l, SLT_KV, SPLIT_KV);
+    set_weight(l, SLT_NORM, SPLIT_NORM);
+    set_rows(l, SLT_ROPE, SPLIT_ROPE);
+    set_rows(l, SLT_OUT, SPLIT_OUT);
+    set_tensor(l, SLT_K, SPLIT_K);
+    set_tensor(l, SLT_V, SPLIT_V);
+    set_int(l, SLT_K_PAGE_STRIDE, op->t[SPLIT_K].row_stride);
+    set_int(l, SLT_V_PAGE_STRIDE, op->t[SPLIT_V].row_stride);
+    set_tensor(l, SLT_KV_SLOT, SPLIT_KV_SLOT);
+    set_int(l, SLT_HEADS, (uint64_t)op->i[SPLIT_I_HEADS]);
+    set_int(l, SLT_NOPE, (uint64_t)op->i[SPLIT_I_NOPE]);
+    set_int(l, SLT_ROTARY, (uint64_t)op->i[SPLIT_I_ROTARY]);
+    set_int(l, SLT_RANK, (uint64_t)op->i[SPLIT_I_RANK]);
+    set_int(l, SLT_INTERLEAVED, (uint64_t)op->i[SPLIT_I_INTERLEAVED]);
+    set_int(l, SLT_PAGE_SIZE, (uint64_t)op->i[SPLIT_I_PAGE_SIZE]);
+    set_float(l, SLT_EPS, op->f[SPLIT_F_EPS]);
+    set_float(l, SLT_W_BIAS, op->f[SPLIT_F_W_BIAS]);
+    set_int(l, SLT_KV_DTYPE, op->t[SPLIT_K].dtype);
+    set_int(l, SLT_KV_TILES, cpu_kv_tiles(l->isa, op));
+    blocks(l, out->dim[0],
+           4.0 * out->dim[0] *
+               (double)(op->i[SPLIT_I_HEADS] * op->i[SPLIT_I_ROTARY] + 2 * op->i[SPLIT_I_RANK]));
+    return 0;
+}
+
 static void attention_args(struct lowering *l)
 {
     const struct ember_op *op = l->op;
@@ -703,17 +744,18 @@ static int lower_moe_linear(struct lowering *l)
         MOE_I_GROUP, MOE_I_LAYOUT, MOE_I_X_GROUP, MOE_I_X_TERMS, MOE_I_K,
     };
     const struct ember_op *op = l->op;
-    const struct ember_tensor *w = &op->t[MOE_W], *b = &op->t[MOE_B], *ids = &op->t[MOE_IDS];
+    const struct ember_tensor *w = &op->t[MOE_W], *b = &op->t[MOE_B], *out = &op->t[MOE_OUT];
+    const uint64_t tokens = out->dim[0] / (uint64_t)op->i[MOE_I_TOPK];
     if (w->dim[0] > ROUTE_MAX_EXPERTS)
         return unsupported(l, "moe_linear: %u experts, these kernels take %d", w->dim[0],
                            ROUTE_MAX_EXPERTS);
     uint32_t K;
-    int r = begin_weight(l, "moe_linear", &slots, MOE_X, MOEA_PER_SLOT + 1, ids->dim[0], &K);
+    int r = begin_weight(l, "moe_linear", &slots, MOE_X, MOEA_PER_SLOT + 1, tokens, &K);
     if (!r)
         r = need_float(l, MOE_B, "expert bias");
     if (r)
         return r;
-    double rows = (double)ids->dim[0] * (double)op->i[MOE_I_TOPK];
+    double rows = (double)tokens * (double)op->i[MOE_I_TOPK];
     set_rows(l, MOEA_X, MOE_X);
     set_tensor(l, MOEA_W, MOE_W);
     set_int(l, MOEA_W_STRIDE, row_stride(w, op->i[MOE_I_LAYOUT]));
@@ -847,6 +889,8 @@ static int lower_op(struct lowering *l)
         return lower_rope_table(l);
     case EMBER_OP_SPLIT_NORM_ROPE:
         return lower_split_norm_rope(l);
+    case EMBER_OP_SPLIT_LATENT:
+        return lower_split_latent(l);
     case EMBER_OP_ATTENTION:
         return lower_attention(l);
     case EMBER_OP_GLU:

@@ -54,6 +54,16 @@ static bool kv_overlap(const struct ember_tensor *k, const struct ember_tensor *
     return k->offset < kv_end(v) && v->offset < kv_end(k);
 }
 
+/* K and V that a token is written to: blocks apart, of one dtype. */
+static void kv_pair(struct check *c, int k, int v)
+{
+    const struct ember_tensor *a = &c->op->t[k], *b = &c->op->t[v];
+    if (!c->failed && kv_overlap(a, b))
+        check_fail(c, "k and v overlap");
+    if (!c->failed && a->dtype != b->dtype)
+        check_fail(c, "k is %s and v %s", dtype_name(a->dtype), dtype_name(b->dtype));
+}
+
 void check_split_norm_rope(struct check *c)
 {
     int64_t hq = check_int(c, SNR_I_Q_HEADS, "q heads", 1, HEADS_MAX);
@@ -79,13 +89,32 @@ void check_split_norm_rope(struct check *c)
     check_floats(c, SNR_Q, "q", OUT, c->n, (uint64_t)(hq * dk));
     kv_block(c, SNR_K, "k", (uint64_t)hkv, (uint64_t)page, (uint64_t)dk);
     kv_block(c, SNR_V, "v", (uint64_t)hkv, (uint64_t)page, (uint64_t)dv);
-    if (!c->failed && kv_overlap(&c->op->t[SNR_K], &c->op->t[SNR_V]))
-        check_fail(c, "k and v overlap");
-    if (!c->failed && c->op->t[SNR_K].dtype != c->op->t[SNR_V].dtype)
-        check_fail(c, "k is %s and v %s", dtype_name(c->op->t[SNR_K].dtype),
-                   dtype_name(c->op->t[SNR_V].dtype));
+    kv_pair(c, SNR_K, SNR_V);
     check_index(c, SNR_KV_SLOT, "kv_slot", c->n, c->plan->io.kv_slot);
     check_distinct(c, SNR_Q, -1);
+}
+
+void check_split_latent(struct check *c)
+{
+    int64_t heads = check_int(c, SPLIT_I_HEADS, "heads", 1, HEADS_MAX);
+    int64_t nope = check_int(c, SPLIT_I_NOPE, "nope", 1, HEAD_DIM_MAX);
+    int64_t rotary = check_int(c, SPLIT_I_ROTARY, "rotary", 2, HEAD_DIM_MAX);
+    int64_t rank = check_int(c, SPLIT_I_RANK, "rank", 1, HEAD_DIM_MAX);
+    int64_t page = check_int(c, SPLIT_I_PAGE_SIZE, "page size", 1, PAGE_MAX);
+    check_int(c, SPLIT_I_INTERLEAVED, "interleaved", 0, 1);
+    check_int(c, SPLIT_I_KV_EXACT, "kv exact", 0, 1);
+    if (rotary % 2)
+        check_fail(c, "rotary is odd: %lld", (long long)rotary);
+    check_floats(c, SPLIT_Q, "q", IN, c->n, (uint64_t)(heads * (nope + rotary)));
+    check_floats(c, SPLIT_KV, "kv", IN, c->n, (uint64_t)(rank + rotary));
+    check_float_weight(c, SPLIT_NORM, "norm", 1, (uint64_t)rank, 0, 0);
+    check_floats(c, SPLIT_ROPE, "rope", IN, c->n, (uint64_t)rotary);
+    check_floats(c, SPLIT_OUT, "out", OUT, c->n, (uint64_t)(heads * (rank + rotary)));
+    kv_block(c, SPLIT_K, "k", 1, (uint64_t)page, (uint64_t)(rank + rotary));
+    kv_block(c, SPLIT_V, "v", 1, (uint64_t)page, (uint64_t)rank);
+    kv_pair(c, SPLIT_K, SPLIT_V);
+    check_index(c, SPLIT_KV_SLOT, "kv_slot", c->n, c->plan->io.kv_slot);
+    check_distinct(c, SPLIT_OUT, -1);
 }
 
 void check_attention(struct check *c)

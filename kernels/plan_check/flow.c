@@ -23,6 +23,7 @@ static const int8_t outputs[EMBER_OP_COUNT][5] = {
     [EMBER_OP_ARGMAX] = {ARGMAX_OUT, -1},
     [EMBER_OP_PERMUTE] = {PERMUTE_OUT, -1},
     [EMBER_OP_QUANTIZE] = {QUANTIZE_OUT, QUANTIZE_SCALE, -1},
+    [EMBER_OP_SPLIT_LATENT] = {SPLIT_OUT, -1},
 };
 
 static bool writes_over(const struct ember_op *op, const struct ember_tensor *t)

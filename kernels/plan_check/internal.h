@@ -115,6 +115,7 @@ void check_quantize(struct check *c);
 
 void check_rope_table(struct check *c);
 void check_split_norm_rope(struct check *c);
+void check_split_latent(struct check *c);
 void check_attention(struct check *c);
 
 void check_moe_route(struct check *c);

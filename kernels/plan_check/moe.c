@@ -44,8 +44,14 @@ void check_moe_linear(struct check *c)
     check_product(c, &slots_of, per_slot ? slots : c->n, 3, w->dim[0], w->dim[1]);
     if (!check_absent(c, MOE_B))
         check_float_weight(c, MOE_B, "bias", 2, w->dim[0], w->dim[1], 0);
-    check_ids(c, MOE_IDS, IN, (uint64_t)k);
-    check_routed_ids(c);
+    if (check_absent(c, MOE_IDS)) {
+        if (!per_slot || (uint64_t)k != w->dim[0])
+            check_fail(c, "%u matrices for %lld slots that say of which they are", w->dim[0],
+                       (long long)k);
+    } else {
+        check_ids(c, MOE_IDS, IN, (uint64_t)k);
+        check_routed_ids(c);
+    }
     check_floats(c, MOE_OUT, "out", OUT, slots, w->dim[1]);
     check_distinct(c, MOE_OUT, -1);
 }

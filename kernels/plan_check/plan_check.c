@@ -24,6 +24,7 @@ static void (*const checks[EMBER_OP_COUNT])(struct check *c) = {
     [EMBER_OP_ARGMAX] = check_argmax,
     [EMBER_OP_PERMUTE] = check_permute,
     [EMBER_OP_QUANTIZE] = check_quantize,
+    [EMBER_OP_SPLIT_LATENT] = check_split_latent,
 };
 
 static int check_op(const struct plan *plan, uint32_t index, struct error *err)

@@ -52,6 +52,7 @@ double ref_cap(double x, double cap);
 
 void ref_rope_table(const struct ref *r);
 void ref_split_norm_rope(const struct ref *r);
+void ref_split_latent(const struct ref *r);
 void ref_attention(const struct ref *r);
 void ref_moe_route(const struct ref *r);
 void ref_moe_linear(const struct ref *r);

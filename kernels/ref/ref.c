@@ -479,6 +479,9 @@ int ref_op(const struct ember_op *op, void *const arena[EMBER_ARENA_COUNT])
     case EMBER_OP_SPLIT_NORM_ROPE:
         ref_split_norm_rope(&r);
         return 0;
+    case EMBER_OP_SPLIT_LATENT:
+        ref_split_latent(&r);
+        return 0;
     case EMBER_OP_ATTENTION:
         ref_attention(&r);
         return 0;

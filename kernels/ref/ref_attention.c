@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reference: rope_table, split_norm_rope, attention. */
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 #include "kernels/ref/private.h"
@@ -33,36 +34,38 @@ void ref_rope_table(const struct ref *r)
     }
 }
 
-static void rotate(const struct ref *r, double *x, const float *rope)
+static void rotate(double *x, const float *rope, int64_t rotary, bool interleaved)
 {
-    int64_t rotary = r->op->i[SNR_I_ROTARY], half = rotary / 2;
+    int64_t half = rotary / 2;
     for (int64_t j = 0; rope && j < half; j++) {
-        int64_t a = r->op->i[SNR_I_INTERLEAVED] ? 2 * j : j;
-        int64_t b = r->op->i[SNR_I_INTERLEAVED] ? 2 * j + 1 : j + half;
+        int64_t a = interleaved ? 2 * j : j;
+        int64_t b = interleaved ? 2 * j + 1 : j + half;
         double xa = x[a], xb = x[b];
         x[a] = xa * rope[j] - xb * rope[half + j];
         x[b] = xb * rope[j] + xa * rope[half + j];
     }
 }
 
-/* x [n] in place, w elements from w_first on */
-static void rms_norm(const struct ref *r, uint32_t norm, double *x, int64_t n)
+/* x [n] in place; the op's eps and what is added to its weights */
+static void rms_norm(const struct ref *r, uint32_t norm, double eps, double bias, double *x,
+                     int64_t n)
 {
     double sum = 0;
     for (int64_t i = 0; i < n; i++)
         sum += x[i] * x[i];
-    double scale = 1 / sqrt(sum / (double)n + r->op->f[SNR_F_EPS]), bias = r->op->f[SNR_F_W_BIAS];
+    double scale = 1 / sqrt(sum / (double)n + eps);
     for (int64_t i = 0; i < n; i++)
         x[i] = x[i] * scale * (ref_weight(r, norm, 0, (uint64_t)i, 1 - bias) + bias);
 }
 
 static void norm_side(const struct ref *r, uint32_t norm, double *x, int64_t heads)
 {
+    const double eps = r->op->f[SNR_F_EPS], bias = r->op->f[SNR_F_W_BIAS];
     int64_t dk = r->op->i[SNR_I_DK];
     if (r->op->i[SNR_I_NORM] == EMBER_QK_NORM_ROW)
-        rms_norm(r, norm, x, heads * dk);
+        rms_norm(r, norm, eps, bias, x, heads * dk);
     for (int64_t h = 0; r->op->i[SNR_I_NORM] == EMBER_QK_NORM_HEAD && h < heads; h++)
-        rms_norm(r, norm, x + h * dk, dk);
+        rms_norm(r, norm, eps, bias, x + h * dk, dk);
 }
 
 /* from [heads, dk] -> x [heads, dk], normalised and rotated */
@@ -75,7 +78,7 @@ static void side(const struct ref *r, uint32_t norm, const float *from, double *
     if (!r->op->i[SNR_I_NORM_AFTER])
         norm_side(r, norm, x, heads);
     for (int64_t h = 0; h < heads; h++)
-        rotate(r, x + h * dk, rope);
+        rotate(x + h * dk, rope, r->op->i[SNR_I_ROTARY], r->op->i[SNR_I_INTERLEAVED]);
     if (r->op->i[SNR_I_NORM_AFTER])
         norm_side(r, norm, x, heads);
 }
@@ -87,10 +90,9 @@ static float *scales(const void *block, int64_t n, int64_t d)
 }
 
 /* Row `at` of the n of a K or V block: d elements of x, as the block keeps them. */
-static void keep(const struct ref *r, void *block, int64_t n, int64_t at, const double *x,
+static void keep(enum ember_dtype dtype, void *block, int64_t n, int64_t at, const double *x,
                  int64_t d)
 {
-    enum ember_dtype dtype = r->op->t[SNR_K].dtype;
     double most = 0, sum = 0;
     for (int64_t i = 0; i < d; i++) {
         float value = (float)x[i];
@@ -134,12 +136,46 @@ void ref_split_norm_rope(const struct ref *r)
         side(r, SNR_K_NORM, qkv + hq * dk, x, hkv, rope);
         int64_t size = i[SNR_I_PAGE_SIZE];
         for (int64_t h = 0; h < hkv; h++)
-            keep(r, k, hkv * size, h * size + slot, x + h * dk, dk);
+            keep(r->op->t[SNR_K].dtype, k, hkv * size, h * size + slot, x + h * dk, dk);
         for (int64_t h = 0; h < hkv; h++) {
             for (int64_t j = 0; j < dv; j++)
                 x[j] = r->op->f[SNR_F_V_SCALE] * qkv[(hq + hkv) * dk + h * dv + j];
-            keep(r, v, hkv * size, h * size + slot, x, dv);
+            keep(r->op->t[SNR_V].dtype, v, hkv * size, h * size + slot, x, dv);
         }
+    }
+    free(x);
+}
+
+/* q [T, Hq (nope + rotary)], kv [T, rank + rotary] -> the rotated parts of out [T, Hq (rank +
+ * rotary)], K page [page_size, rank + rotary], V page [page_size, rank] */
+void ref_split_latent(const struct ref *r)
+{
+    const int64_t *i = r->op->i;
+    int64_t nope = i[SPLIT_I_NOPE], rotary = i[SPLIT_I_ROTARY], rank = i[SPLIT_I_RANK];
+    double *x = calloc((size_t)(rank + rotary), sizeof(*x));
+    if (!x)
+        abort();
+    for (uint32_t row = 0; row < r->rows; row++) {
+        const float *q = ref_row(r, SPLIT_Q, row), *kv = ref_row(r, SPLIT_KV, row),
+                    *rope = ref_row(r, SPLIT_ROPE, row);
+        float *out = ref_row(r, SPLIT_OUT, row);
+        int64_t size = i[SPLIT_I_PAGE_SIZE],
+                kv_slot = ((const int32_t *)ref_base(r, SPLIT_KV_SLOT))[row];
+        uint64_t page = (uint64_t)(kv_slot / size);
+        for (int64_t h = 0; h < i[SPLIT_I_HEADS]; h++) {
+            for (int64_t j = 0; j < rotary; j++)
+                x[j] = q[h * (nope + rotary) + nope + j];
+            rotate(x, rope, rotary, i[SPLIT_I_INTERLEAVED]);
+            for (int64_t j = 0; j < rotary; j++)
+                out[h * (rank + rotary) + rank + j] = (float)x[j];
+        }
+        for (int64_t j = 0; j < rank + rotary; j++)
+            x[j] = kv[j];
+        rms_norm(r, SPLIT_NORM, r->op->f[SPLIT_F_EPS], r->op->f[SPLIT_F_W_BIAS], x, rank);
+        rotate(x + rank, rope, rotary, i[SPLIT_I_INTERLEAVED]);
+        keep(r->op->t[SPLIT_K].dtype, ref_row(r, SPLIT_K, page), size, kv_slot % size, x,
+             rank + rotary);
+        keep(r->op->t[SPLIT_V].dtype, ref_row(r, SPLIT_V, page), size, kv_slot % size, x, rank);
     }
     free(x);
 }

@@ -100,7 +100,7 @@ void ref_moe_route(const struct ref *r)
     free(taken);
 }
 
-/* x [T or T k, K], w [E, N, K], b [E, N], ids [T, k] -> out [T k, N] */
+/* x [T or T k, K], w [E, N, K], b [E, N], ids [T, k] (absent: 0 .. k - 1) -> out [T k, N] */
 void ref_moe_linear(const struct ref *r)
 {
     uint32_t topk = (uint32_t)r->op->i[MOE_I_TOPK];
@@ -123,7 +123,8 @@ void ref_moe_linear(const struct ref *r)
     if (!w)
         abort();
     for (uint32_t slot = 0; slot < r->rows * topk; slot++) {
-        int32_t e = ((const int32_t *)ref_row(r, MOE_IDS, slot / topk))[slot % topk];
+        const int32_t *ids = ref_row(r, MOE_IDS, slot / topk);
+        int32_t e = ids ? ids[slot % topk] : (int32_t)(slot % topk);
         uint32_t x_row = r->op->i[MOE_I_PER_SLOT] ? slot : slot / topk;
         float *out = ref_row(r, MOE_OUT, slot);
         for (uint64_t n = 0; n < N; n++) {

@@ -176,9 +176,13 @@ static void transpose(char *block, uint32_t size, uint32_t rows, uint32_t column
 /* K and V pages between rows, which the reference knows, and the form of a variant. */
 static void convert_pages(const struct kcase *c, enum cpu_isa isa, struct arenas *arenas, bool to)
 {
-    bool attention = c->op.kind == EMBER_OP_ATTENTION;
-    const struct ember_tensor *k = &c->op.t[attention ? ATTN_K : SNR_K],
-                              *v = &c->op.t[attention ? ATTN_V : SNR_V];
+    bool attention = c->op.kind == EMBER_OP_ATTENTION, latent = c->op.kind == EMBER_OP_SPLIT_LATENT;
+    const struct ember_tensor *k = &c->op.t[attention ? ATTN_K
+                                            : latent  ? SPLIT_K
+                                                      : SNR_K],
+                              *v = &c->op.t[attention ? ATTN_V
+                                            : latent  ? SPLIT_V
+                                                      : SNR_V];
     if (!cpu_kv_tiles(isa, &c->op)) {
         uint32_t bytes = k->dtype == EMBER_F32 ? 4 : k->dtype == EMBER_I8 ? 1 : 2;
         for (uint64_t page = 0; page < c->pages; page++)
@@ -293,6 +297,63 @@ static void split_case(const struct shape *s, uint32_t rotary, uint32_t norm, ui
     }
     kcase_check(&c, what);
     kcase_free(&c);
+}
+
+/* Latents of rows that share pages, some in neighbouring slots, and q of all heads. */
+static void latent_case(uint32_t heads, uint32_t nope, uint32_t rotary, uint32_t rank,
+                        uint32_t interleaved, enum ember_dtype dtype, enum ember_dtype norm)
+{
+    static const uint32_t slots[] = {3, 4, 5, 9, 18, 17, 33, 34, 35, 36, 37};
+    struct kcase c;
+    char what[128];
+    const uint32_t n = ARRAY_LEN(slots), pages = 4;
+    const struct shape s = {heads, 1, rank + rotary, rank, 16};
+    snprintf(what, sizeof(what), "split_latent heads=%u nope=%u rotary=%u rank=%u pairs=%u kv=%u",
+             heads, nope, rotary, rank, interleaved, dtype);
+    kcase_start(&c, EMBER_OP_SPLIT_LATENT, EMBER_ROWS_TOKENS, n);
+    kcase_tensor(&c, SPLIT_Q, EMBER_ARENA_SCRATCH, EMBER_F32, 3, 2, n, heads * (nope + rotary), 0);
+    kcase_tensor(&c, SPLIT_KV, EMBER_ARENA_SCRATCH, EMBER_F32, 2, 2, n, rank + rotary, 0);
+    kcase_tensor(&c, SPLIT_NORM, EMBER_ARENA_WEIGHTS, norm, 1, 1, rank, 0, 0);
+    kcase_tensor(&c, SPLIT_ROPE, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, rotary, 0);
+    for (uint32_t r = 0; r < n; r++)
+        for (uint32_t j = 0; j < rotary / 2; j++) {
+            float angle = 7 * rnd_float(), *row = kcase_row(&c, SPLIT_ROPE, r);
+            row[j] = cosf(angle);
+            row[rotary / 2 + j] = sinf(angle);
+        }
+    kcase_tensor(&c, SPLIT_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n, heads * (rank + rotary),
+                 0);
+    kv_tensors(&c, SPLIT_K, SPLIT_V, &s, pages, dtype);
+    kcase_tensor(&c, SPLIT_KV_SLOT, EMBER_ARENA_IO, EMBER_I32, 0, 1, n, 0, 0);
+    for (uint32_t r = 0; r < n; r++)
+        *(int32_t *)kcase_row(&c, SPLIT_KV_SLOT, r) = (int32_t)slots[r];
+    const int64_t ints[] = {heads, nope, rotary, rank, interleaved, s.page_size};
+    memcpy(c.op.i, ints, sizeof(ints));
+    c.op.f[SPLIT_F_EPS] = 1e-6;
+    kcase_rows(&c, SPLIT_Q, 1);
+    kcase_rows(&c, SPLIT_KV, 1);
+    kcase_rows(&c, SPLIT_ROPE, 1);
+    kcase_rows(&c, SPLIT_KV_SLOT, 1);
+    kcase_out(&c, SPLIT_OUT, 1);
+    for (uint32_t i = 0; i < 2 && dtype == EMBER_F32; i++) { /* others: what rounding leaves */
+        const struct ember_tensor *t = &c.op.t[i ? SPLIT_V : SPLIT_K];
+        c.view[i] = *t;
+        c.view[i].rank = 2;
+        c.view[i].dim[0] = pages;
+        c.view[i].dim[1] = t->dim[1] * t->dim[2];
+    }
+    kcase_check(&c, what);
+    kcase_free(&c);
+}
+
+static void test_latent(void **ctx)
+{
+    for (uint32_t i = 0; i < 8; i++) {
+        latent_case(4, 16, 8, 16, i & 1, EMBER_F32, floats[i % 3]);
+        latent_case(3, 5, 2 + 2 * i, 33 + i, i & 1, EMBER_F32, floats[(i + 1) % 3]);
+    }
+    latent_case(16, 128, 64, 512, 1, EMBER_F32, EMBER_BF16); /* DeepSeek-V2 Lite */
+    latent_case(2, 192, 64, 448, 1, EMBER_F32, EMBER_BF16);  /* in tiles where there are */
 }
 
 static const struct shape shapes[] = {
@@ -446,6 +507,9 @@ static void test_attention(void **ctx)
         attention_case(&shapes[i], EMBER_F32, true, 64, 16, 0, 0);
         attention_case(&shapes[i], EMBER_F32, false, 64, 64, 0, 0);
     }
+    static const struct shape latent = {3, 1, 576, 512, 16};
+    attention_case(&latent, EMBER_F32, true, 70, 0, 0, 0);
+    attention_case(&latent, EMBER_BF16, false, 70, 0, 0, 0);
 }
 
 /* Where parts begin and end, and where they get longer; windows that reach over them. */
@@ -507,13 +571,10 @@ static void test_attention_unseen(void **ctx)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rope_table),
-        cmocka_unit_test(test_rope_stretched),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_kept),
-        cmocka_unit_test(test_attention),
-        cmocka_unit_test(test_attention_parts),
-        cmocka_unit_test(test_attention_unseen),
+        cmocka_unit_test(test_rope_table),      cmocka_unit_test(test_rope_stretched),
+        cmocka_unit_test(test_split),           cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_latent),          cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_parts), cmocka_unit_test(test_attention_unseen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

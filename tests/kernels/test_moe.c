@@ -71,14 +71,16 @@ static void moe_case(uint32_t n, uint32_t E, uint32_t topk, uint32_t N, uint32_t
     kcase_tensor(&c, MOE_W, EMBER_ARENA_WEIGHTS, dtype, 1, 3, E, N, K);
     if (per_slot)
         kcase_tensor(&c, MOE_B, EMBER_ARENA_WEIGHTS, floats[K % 3], 1, 2, E, N, 0);
-    kcase_tensor(&c, MOE_IDS, EMBER_ARENA_SCRATCH, EMBER_I32, 0, 2, n, topk, 0);
-    for (uint32_t i = 0; i < n * topk; i++) /* experts from `used` on stay empty */
+    if (used) /* 0: each slot has its own */
+        kcase_tensor(&c, MOE_IDS, EMBER_ARENA_SCRATCH, EMBER_I32, 0, 2, n, topk, 0);
+    for (uint32_t i = 0; used && i < n * topk; i++) /* experts from `used` on stay empty */
         ((int32_t *)kcase_row(&c, MOE_IDS, i / topk))[i % topk] = (int32_t)((rnd(used) + i) % used);
     kcase_tensor(&c, MOE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n * topk, N, 0);
     c.op.i[MOE_I_TOPK] = topk;
     c.op.i[MOE_I_PER_SLOT] = per_slot;
     kcase_rows(&c, MOE_X, per_slot ? topk : 1);
-    kcase_rows(&c, MOE_IDS, 1);
+    if (used)
+        kcase_rows(&c, MOE_IDS, 1);
     kcase_out(&c, MOE_OUT, topk);
     kcase_check(&c, what);
     kcase_free(&c);
@@ -94,6 +96,8 @@ static void test_linear(void **ctx)
                 moe_case(19, 5, 3, 13, widths[k], floats[t], per_slot, 4);
             }
     moe_case(MOE_CHUNK / 8 + 1, 2, 8, 2, 8, EMBER_F16, true, 2); /* more than are sorted at once */
+    moe_case(1, 7, 7, 12, 33, EMBER_F32, true, 0);               /* a matrix a head */
+    moe_case(MOE_CHUNK / 6 + 2, 6, 6, 9, 16, EMBER_F16, true, 0);
 }
 
 static void combine_case(uint32_t n, uint32_t D, uint32_t topk, uint32_t options)

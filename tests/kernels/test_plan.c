@@ -29,7 +29,10 @@ enum {
     DV = 2,
     I = 12,
     E = 4,
-    K = 2
+    K = 2,
+    NOPE = 3,
+    RANK = 6,
+    LATENT = 2 * RANK + DK
 };
 
 /* ---- a plan with every kind ---- */
@@ -75,7 +78,7 @@ static struct ember_op *op(enum ember_op_kind kind)
 static void make_attention(struct ember_tensor qkv, struct ember_tensor rope,
                            struct ember_tensor out)
 {
-    uint64_t page = (uint64_t)KV_PAGE_SIZE * HKV * (DK + DV) * 4;
+    uint64_t page = (uint64_t)KV_PAGE_SIZE * (HKV * (DK + DV) + LATENT) * 4;
     struct ember_tensor q = s(T, HQ * DK), k, v;
     struct ember_op *o = op(EMBER_OP_SPLIT_NORM_ROPE);
     plan->arena_bytes[EMBER_ARENA_KV] = page;
@@ -117,6 +120,43 @@ static void make_attention(struct ember_tensor qkv, struct ember_tensor rope,
     o->i[ATTN_I_DV] = DV;
     o->i[ATTN_I_PAGE_SIZE] = KV_PAGE_SIZE;
     o->f[ATTN_F_SCALE] = 1;
+}
+
+/* Attention over latents: heads of q [NOPE, DK] times a matrix each, beside what is turned. */
+static void make_latent(struct ember_tensor rope)
+{
+    struct ember_tensor q = s(T, HQ * (NOPE + DK)), out = s(T, HQ * (RANK + DK)), x = q, y = out;
+    struct ember_op *o = op(EMBER_OP_SPLIT_LATENT);
+    o->t[SPLIT_Q] = q;
+    o->t[SPLIT_KV] = s(T, RANK + DK);
+    o->t[SPLIT_NORM] = w(1, RANK, 0, 0);
+    o->t[SPLIT_ROPE] = rope;
+    o->t[SPLIT_OUT] = out;
+    o->t[SPLIT_K] = (struct ember_tensor){.arena = EMBER_ARENA_KV,
+                                          .rank = 3,
+                                          .dim = {1, KV_PAGE_SIZE, RANK + DK},
+                                          .offset = (uint64_t)KV_PAGE_SIZE * HKV * (DK + DV) * 4,
+                                          .row_stride = plan->arena_bytes[EMBER_ARENA_KV]};
+    o->t[SPLIT_V] = o->t[SPLIT_K];
+    o->t[SPLIT_V].dim[2] = RANK;
+    o->t[SPLIT_V].offset += (uint64_t)KV_PAGE_SIZE * (RANK + DK) * 4;
+    o->t[SPLIT_KV_SLOT] = io(plan->io.kv_slot, T);
+    o->i[SPLIT_I_HEADS] = HQ;
+    o->i[SPLIT_I_NOPE] = NOPE;
+    o->i[SPLIT_I_ROTARY] = DK;
+    o->i[SPLIT_I_RANK] = RANK;
+    o->i[SPLIT_I_PAGE_SIZE] = KV_PAGE_SIZE;
+    x.dim[0] = y.dim[0] = T * HQ;
+    x.dim[1] = NOPE;
+    x.row_stride = (NOPE + DK) * 4;
+    y.dim[1] = RANK;
+    y.row_stride = (RANK + DK) * 4;
+    o = op(EMBER_OP_MOE_LINEAR);
+    o->t[MOE_X] = x;
+    o->t[MOE_W] = w(3, HQ, RANK, NOPE);
+    o->t[MOE_OUT] = y;
+    o->i[MOE_I_TOPK] = HQ;
+    o->i[MOE_I_PER_SLOT] = 1;
 }
 
 static struct ember_op *linear(struct ember_tensor x, struct ember_tensor weight,
@@ -351,6 +391,7 @@ static int setup(void **state)
     linear(h, w(2, HQ * DK + HKV * (DK + DV), D, 0), qkv)->t[LINEAR_B] =
         w(1, HQ * DK + HKV * (DK + DV), 0, 0);
     make_attention(qkv, rope, attn);
+    make_latent(rope);
     linear(attn, w(2, D, HQ * DV, 0), delta);
     o = op(EMBER_OP_ADD);
     o->t[ADD_X] = x;
@@ -461,7 +502,8 @@ static void test_attributes(void **state)
         refused(i, -1, "NaN");
         *o = good;
         if (o->kind == EMBER_OP_MOE_ROUTE || o->kind == EMBER_OP_ATTENTION ||
-            o->kind == EMBER_OP_SPLIT_NORM_ROPE || o->kind == EMBER_OP_MOE_LINEAR) {
+            o->kind == EMBER_OP_SPLIT_NORM_ROPE || o->kind == EMBER_OP_MOE_LINEAR ||
+            o->kind == EMBER_OP_SPLIT_LATENT) {
             o->i[0] = o->kind == EMBER_OP_MOE_ROUTE ? 9 : 0;
             refused(i, -1, "attribute 0");
             o->i[0] = INT64_MIN;
@@ -474,6 +516,25 @@ static void test_attributes(void **state)
             *o = good;
             o->i[LINEAR_I_GLU] = EMBER_GLU_NONE;
             refused(i, -1, "not gated");
+            *o = good;
+        }
+        if (o->kind == EMBER_OP_SPLIT_LATENT) {
+            o->i[SPLIT_I_ROTARY]--;
+            refused(i, -1, "odd rotary");
+            *o = good;
+            o->i[SPLIT_I_RANK] = INT64_MAX;
+            refused(i, -1, "rank");
+            *o = good;
+            o->t[SPLIT_V].offset = o->t[SPLIT_K].offset;
+            refused(i, SPLIT_V, "over k");
+            *o = good;
+        }
+        if (o->kind == EMBER_OP_MOE_LINEAR && !o->t[MOE_IDS].rank) {
+            o->i[MOE_I_TOPK]++;
+            refused(i, -1, "more slots than matrices");
+            *o = good;
+            o->i[MOE_I_PER_SLOT] = 0;
+            refused(i, -1, "one x for all heads");
             *o = good;
         }
         if (o->kind == EMBER_OP_GLU) {

@@ -222,8 +222,9 @@ static void moe_case(uint32_t n, uint32_t E, uint32_t topk, uint32_t N, uint32_t
     kcase_packed(&c, MOE_W, EMBER_BF16, 1, 3, E, N, (K + 31) / 32 * 32, EMBER_PANEL_ROWS(N));
     if (per_slot)
         kcase_tensor(&c, MOE_B, EMBER_ARENA_WEIGHTS, EMBER_BF16, 1, 2, E, N, 0);
-    kcase_tensor(&c, MOE_IDS, EMBER_ARENA_SCRATCH, EMBER_I32, 0, 2, n, topk, 0);
-    for (uint32_t i = 0; i < n * topk; i++) /* experts from `used` on stay empty */
+    if (used) /* 0: each slot has its own */
+        kcase_tensor(&c, MOE_IDS, EMBER_ARENA_SCRATCH, EMBER_I32, 0, 2, n, topk, 0);
+    for (uint32_t i = 0; used && i < n * topk; i++) /* experts from `used` on stay empty */
         ((int32_t *)kcase_row(&c, MOE_IDS, i / topk))[i % topk] = (int32_t)((rnd(used) + i) % used);
     kcase_tensor(&c, MOE_OUT, EMBER_ARENA_SCRATCH, EMBER_F32, 1, 2, n * topk, N, 0);
     x_tmp(&c, MOE_X_TMP, n * topk, K);
@@ -233,7 +234,8 @@ static void moe_case(uint32_t n, uint32_t E, uint32_t topk, uint32_t N, uint32_t
     c.tolerance = 4e-5f;
     kcase_rows(&c, MOE_X, per_slot ? topk : 1);
     kcase_rows(&c, MOE_X_TMP, topk);
-    kcase_rows(&c, MOE_IDS, 1);
+    if (used)
+        kcase_rows(&c, MOE_IDS, 1);
     kcase_out(&c, MOE_OUT, topk);
     kcase_check(&c, what);
     kcase_free(&c);
@@ -248,8 +250,10 @@ static void test_moe_linear(void **ctx)
             moe_case(19, 5, 3, 37, K[k], per_slot, 4);
             moe_case(70, 3, 2, 80, K[k], per_slot, 2);
         }
-    moe_case(150, 3, 1, 37, 96, false, 1);            /* all rows to one expert */
-    moe_case(5, 3, 3, 17, 64, true, 3);               /* as many as there are */
+    moe_case(150, 3, 1, 37, 96, false, 1); /* all rows to one expert */
+    moe_case(5, 3, 3, 17, 64, true, 3);    /* as many as there are */
+    moe_case(1, 5, 5, 40, 192, true, 0);   /* a matrix a head */
+    moe_case(40, 5, 5, 40, 192, true, 0);
     moe_case(MOE_CHUNK / 8 + 1, 2, 8, 2, 8, true, 2); /* more than are sorted at once */
 }
 

@@ -169,6 +169,35 @@ enum {
     SPL_KV_TILES /* pages in tiles (kv.h) */
 };
 
+/* split_latent */
+enum {
+    SLT_Q = ARG_FIRST,
+    SLT_Q_STRIDE,
+    SLT_KV,
+    SLT_KV_STRIDE,
+    SLT_NORM,
+    SLT_NORM_DTYPE,
+    SLT_ROPE,
+    SLT_ROPE_STRIDE,
+    SLT_OUT,
+    SLT_OUT_STRIDE,
+    SLT_K,
+    SLT_V,
+    SLT_K_PAGE_STRIDE,
+    SLT_V_PAGE_STRIDE,
+    SLT_KV_SLOT,
+    SLT_HEADS,
+    SLT_NOPE,
+    SLT_ROTARY,
+    SLT_RANK,
+    SLT_INTERLEAVED,
+    SLT_PAGE_SIZE,
+    SLT_EPS,
+    SLT_W_BIAS,
+    SLT_KV_DTYPE,
+    SLT_KV_TILES /* as in split_norm_rope */
+};
+
 /* attention, attention_parts, attention_join, attention.tiles, attention_parts.tiles */
 enum {
     ATT_Q = ARG_FIRST,
@@ -240,7 +269,7 @@ enum {
 #define ROUTE_MAX_GROUPS 64
 #define MOE_CHUNK 8192 /* slots that are sorted by expert at a time */
 
-/* moe_linear.DTYPE */
+/* moe_linear.DTYPE; IDS 0: the number of the slot in its row */
 enum {
     MOEA_X = ARG_FIRST,
     MOEA_X_STRIDE,

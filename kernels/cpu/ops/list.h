@@ -26,6 +26,7 @@
     X(quantize, "quantize", quantize, ALL)                                                         \
     X(rope_table, "rope_table", rope, BASE)                                                        \
     X(split_norm_rope, "split_norm_rope", rope, BASE)                                              \
+    X(split_latent, "split_latent", rope, BASE)                                                    \
     X(attention, "attention", attention, BASE)                                                     \
     X(attention_parts, "attention_parts", attention, BASE)                                         \
     X(attention_join, "attention_join", attention, BASE)                                           \

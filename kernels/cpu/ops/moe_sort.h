@@ -16,7 +16,8 @@ static void moe_sort(const uint64_t *args, size_t first, size_t n, uint16_t *ord
         start[e] = 0;
     for (size_t i = 0; i < n; i++) {
         size_t slot = first + i;
-        uint32_t id = ((const uint32_t *)(ids + slot / topk * stride))[slot % topk];
+        uint32_t id = ids ? ((const uint32_t *)(ids + slot / topk * stride))[slot % topk]
+                          : (uint32_t)(slot % topk);
         expert[i] = (uint16_t)(id < E ? id : E - 1);
         start[expert[i] + 2]++;
     }

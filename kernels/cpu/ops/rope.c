@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rope_table and split_norm_rope. Blocks split rows.
+ * rope_table, split_norm_rope and split_latent. Blocks split rows.
  *
  * Angles reach the longest position in radians (10^6), so sine and cosine are computed in double:
  * reduction by pi/2 in three parts (33, 33 and 53 bits; the products with a quadrant number below
@@ -155,10 +155,10 @@ struct side {
     float row_scale;
 };
 
-INLINE void normalise(const uint64_t *args, const struct side *side, const float *from, float *to,
-                      size_t n, size_t w_first, float scale)
+INLINE void normalise(const struct side *side, float w_plus, const float *from, float *to, size_t n,
+                      size_t w_first, float scale)
 {
-    vf sv = v_set(scale), w_bias = v_set(arg_float(args[SPL_W_BIAS]));
+    vf sv = v_set(scale), w_bias = v_set(w_plus);
     for (size_t i = 0; i < n; i += VL) {
         size_t left = V_LEFT(i, n);
         vf y = v_mul(v_get(from + i, left), sv);
@@ -173,18 +173,18 @@ INLINE void split_head(const uint64_t *args, const struct side *side, size_t hea
                        const float *from, float *to, const float *rope)
 {
     const size_t dk = SPLIT_DK, kind = args[SPL_NORM], after = args[SPL_NORM_AFTER];
-    const float eps = arg_float(args[SPL_EPS]);
+    const float eps = arg_float(args[SPL_EPS]), w_bias = arg_float(args[SPL_W_BIAS]);
     size_t w_first = kind == EMBER_QK_NORM_ROW ? head * dk : 0;
     if (kind == EMBER_QK_NORM_NONE || after)
         for (size_t i = 0; i < dk; i += VL)
             v_put(to + i, v_get(from + i, V_LEFT(i, dk)), V_LEFT(i, dk));
     else
-        normalise(args, side, from, to, dk, w_first,
+        normalise(side, w_bias, from, to, dk, w_first,
                   kind == EMBER_QK_NORM_ROW ? side->row_scale : rms_scale(from, dk, eps));
     if (rope)
         rotate(to, rope, args[SPL_ROTARY], args[SPL_INTERLEAVED]);
     if (kind != EMBER_QK_NORM_NONE && after)
-        normalise(args, side, to, to, dk, w_first,
+        normalise(side, w_bias, to, to, dk, w_first,
                   kind == EMBER_QK_NORM_ROW ? side->row_scale : rms_scale(to, dk, eps));
 }
 
@@ -229,67 +229,95 @@ INLINE struct split split_start(const uint64_t *args, size_t r)
 
 #define RUN 16
 
+/* Rows on their way into a page. */
+struct keeping {
+    char *k, *v; /* the page's blocks */
+    size_t page_size, heads;
+    enum ember_dtype dtype;
+    int tiles;
+    size_t first; /* of keys whose slots follow one another */
+    char keys[RUN * ATTENTION_DIM_MAX * sizeof(float)];
+};
+
+/* K and V of head h of row i of a run; follows: the slot of row i + 1 is the one behind. */
+INLINE void keep_row(struct keeping *to, size_t h, size_t i, size_t slot, int follows,
+                     const float *key, const float *value, const size_t dk, const size_t dv)
+{
+    const size_t page_size = to->page_size, rows = to->heads * page_size, at = h * page_size + slot;
+    const size_t apart = dk * sizeof(float), size = kv_size(to->dtype);
+#if VL == 16
+    if (to->tiles) {
+        const int terms = to->dtype == EMBER_F32 ? 2 : 1;
+        kv_key_tiles(to->k + h * page_size * dk * 2 * (size_t)terms, terms, slot, key, dk);
+        kv_value_tiles(to->v + h * page_size * dv * 2 * (size_t)terms, terms, slot, value, dv);
+        return;
+    }
+#endif
+    kv_narrow(key, to->dtype, dk, to->keys + i * apart,
+              (float *)(to->k + kv_scales_at(rows * dk)) + at);
+    kv_narrow(value, to->dtype, dv, to->v + at * dv * size,
+              (float *)(to->v + kv_scales_at(rows * dv)) + at);
+    if (follows)
+        return;
+    kv_key_columns(to->k + (h * page_size * dk + slot - (i - to->first)) * size, to->dtype,
+                   to->keys + to->first * apart, apart, i + 1 - to->first, dk, page_size);
+    to->first = i + 1;
+}
+
 /* K and V of n rows of a page, head h. */
 INLINE void split_kv_head(const uint64_t *args, const struct split *s, size_t n, size_t h)
 {
-    const size_t dk = SPLIT_DK, dv = SPLIT_DV, page_size = args[SPL_PAGE_SIZE];
-    const size_t rows = args[SPL_KV_HEADS] * page_size;
-    const enum ember_dtype dtype = (enum ember_dtype)args[SPL_KV_DTYPE];
+    const size_t dk = SPLIT_DK, dv = SPLIT_DV;
     const vf v_scale = v_set(arg_float(args[SPL_V_SCALE]));
-    char *k_page = arg_pointer(args[SPL_K]) + s->page * args[SPL_K_PAGE_STRIDE];
-    char *v_page = arg_pointer(args[SPL_V]) + s->page * args[SPL_V_PAGE_STRIDE];
     float key[ATTENTION_DIM_MAX], value[ATTENTION_DIM_MAX];
-    char keys[RUN * ATTENTION_DIM_MAX * sizeof(float)];
-    const size_t apart = dk * sizeof(float);
-    size_t first = 0; /* of keys whose slots follow one another */
+    struct keeping to;
+    to.k = arg_pointer(args[SPL_K]) + s->page * args[SPL_K_PAGE_STRIDE];
+    to.v = arg_pointer(args[SPL_V]) + s->page * args[SPL_V_PAGE_STRIDE];
+    to.page_size = args[SPL_PAGE_SIZE];
+    to.heads = args[SPL_KV_HEADS];
+    to.dtype = (enum ember_dtype)args[SPL_KV_DTYPE];
+    to.tiles = (int)args[SPL_KV_TILES];
+    to.first = 0;
     for (size_t i = 0; i < n; i++) {
-        const size_t at = h * page_size + s[i].slot;
         split_head(args, &s[i].k_side, h, s[i].k + h * dk, key, s[i].rope);
         for (size_t d = 0; d < dv; d += VL)
             v_put(value + d, v_mul(v_scale, v_get(s[i].v + h * dv + d, V_LEFT(d, dv))),
                   V_LEFT(d, dv));
-#if VL == 16
-        if (args[SPL_KV_TILES]) {
-            const int terms = dtype == EMBER_F32 ? 2 : 1;
-            kv_key_tiles(k_page + h * page_size * dk * 2 * (size_t)terms, terms, s[i].slot, key,
-                         dk);
-            kv_value_tiles(v_page + h * page_size * dv * 2 * (size_t)terms, terms, s[i].slot, value,
-                           dv);
-            continue;
-        }
-#endif
-        kv_narrow(key, dtype, dk, keys + i * apart,
-                  (float *)(k_page + kv_scales_at(rows * dk)) + at);
-        kv_narrow(value, dtype, dv, v_page + at * dv * kv_size(dtype),
-                  (float *)(v_page + kv_scales_at(rows * dv)) + at);
-        if (i + 1 < n && s[i + 1].slot == s[i].slot + 1)
-            continue;
-        kv_key_columns(k_page + (h * page_size * dk + s[first].slot) * kv_size(dtype), dtype,
-                       keys + first * apart, apart, i + 1 - first, dk, page_size);
-        first = i + 1;
+        keep_row(&to, h, i, s[i].slot, i + 1 < n && s[i + 1].slot == s[i].slot + 1, key, value, dk,
+                 dv);
     }
 }
 
 /* Whether row r goes to the page of the row before it. */
-INLINE int split_follows(const uint64_t *args, size_t r)
+INLINE int split_follows(const uint32_t *slot, size_t page_size, size_t r)
 {
-    const uint32_t *slot = (const uint32_t *)arg_pointer(args[SPL_KV_SLOT]);
-    return r && slot[r] / args[SPL_PAGE_SIZE] == slot[r - 1] / args[SPL_PAGE_SIZE];
+    return r && slot[r] / page_size == slot[r - 1] / page_size;
+}
+
+/* Rows that begin in a block's share, whole pages of them: those that follow the last one go with
+ * it, those that follow a row of another block's do not. */
+INLINE struct range split_range(const uint32_t *slot, size_t page_size, size_t rows, uint32_t block,
+                                uint32_t n_blocks)
+{
+    struct range range = block_range(rows, block, n_blocks);
+    while (range.first < range.end && split_follows(slot, page_size, range.first))
+        range.first++;
+    while (range.first < range.end && range.end < rows && split_follows(slot, page_size, range.end))
+        range.end++;
+    return range;
 }
 
 /* Rows that follow one another in a page share lines of K: one block does them all, the one that
  * the first belongs to, and a head of up to RUN of them before the next head. */
 KERNEL(split_norm_rope)
 {
-    const size_t rows = arg_rows(args), q_heads = args[SPL_Q_HEADS], dk = SPLIT_DK;
-    struct range range = block_range(rows, block, n_blocks);
+    const size_t q_heads = args[SPL_Q_HEADS], dk = SPLIT_DK, page_size = args[SPL_PAGE_SIZE];
+    const uint32_t *slot = (const uint32_t *)arg_pointer(args[SPL_KV_SLOT]);
+    struct range range = split_range(slot, page_size, arg_rows(args), block, n_blocks);
     struct split split[RUN];
-    while (range.first < range.end && split_follows(args, range.first))
-        range.first++;
-    while (range.first < range.end && range.end < rows && split_follows(args, range.end))
-        range.end++;
     for (size_t r = range.first, n; r < range.end; r += n) {
-        for (n = 0; n < RUN && r + n < range.end && (!n || split_follows(args, r + n)); n++) {
+        for (n = 0; n < RUN && r + n < range.end && (!n || split_follows(slot, page_size, r + n));
+             n++) {
             split[n] = split_start(args, r + n);
             for (size_t h = 0; h < q_heads; h++)
                 split_head(args, &split[n].q_side, h, split[n].q + h * dk, split[n].q_out + h * dk,
@@ -297,5 +325,65 @@ KERNEL(split_norm_rope)
         }
         for (size_t h = 0; h < args[SPL_KV_HEADS]; h++)
             split_kv_head(args, split, n, h);
+    }
+}
+
+/* ---- split_latent ---- */
+
+/* The rotated parts of q of row r, of all heads. */
+INLINE void latent_q(const uint64_t *args, size_t r, const float *rope)
+{
+    const size_t rank = args[SLT_RANK], rotary = args[SLT_ROTARY], nope = args[SLT_NOPE];
+    const float *from = (const float *)(arg_pointer(args[SLT_Q]) + r * args[SLT_Q_STRIDE]) + nope;
+    float *to = (float *)(arg_pointer(args[SLT_OUT]) + r * args[SLT_OUT_STRIDE]) + rank;
+    for (size_t h = 0; h < args[SLT_HEADS]; h++, from += nope + rotary, to += rank + rotary) {
+        for (size_t i = 0; i < rotary; i += VL)
+            v_put(to + i, v_get(from + i, V_LEFT(i, rotary)), V_LEFT(i, rotary));
+        rotate(to, rope, rotary, args[SLT_INTERLEAVED]);
+    }
+}
+
+/* The latent of row r, and behind it what is rotated. */
+INLINE void latent_key(const uint64_t *args, size_t r, const float *rope, float *to)
+{
+    const size_t rank = args[SLT_RANK], rotary = args[SLT_ROTARY];
+    const float *from = (const float *)(arg_pointer(args[SLT_KV]) + r * args[SLT_KV_STRIDE]);
+    const struct side norm = {arg_pointer(args[SLT_NORM]), (enum ember_dtype)args[SLT_NORM_DTYPE],
+                              0};
+    normalise(&norm, arg_float(args[SLT_W_BIAS]), from, to, rank, 0,
+              rms_scale(from, rank, arg_float(args[SLT_EPS])));
+    for (size_t i = 0; i < rotary; i += VL)
+        v_put(to + rank + i, v_get(from + rank + i, V_LEFT(i, rotary)), V_LEFT(i, rotary));
+    rotate(to + rank, rope, rotary, args[SLT_INTERLEAVED]);
+}
+
+/* Blocks as in split_norm_rope. */
+KERNEL(split_latent)
+{
+    const size_t rank = args[SLT_RANK], rotary = args[SLT_ROTARY], page_size = args[SLT_PAGE_SIZE];
+    const uint32_t *slot = (const uint32_t *)arg_pointer(args[SLT_KV_SLOT]);
+    struct range range = split_range(slot, page_size, arg_rows(args), block, n_blocks);
+    float key[ATTENTION_DIM_MAX];
+    struct keeping to;
+    to.page_size = page_size;
+    to.heads = 1;
+    to.dtype = (enum ember_dtype)args[SLT_KV_DTYPE];
+    to.tiles = (int)args[SLT_KV_TILES];
+    for (size_t r = range.first, n; r < range.end; r += n) {
+        const size_t page = slot[r] / page_size;
+        for (n = 1; n < RUN && r + n < range.end && split_follows(slot, page_size, r + n); n++)
+            ;
+        to.k = arg_pointer(args[SLT_K]) + page * args[SLT_K_PAGE_STRIDE];
+        to.v = arg_pointer(args[SLT_V]) + page * args[SLT_V_PAGE_STRIDE];
+        to.first = 0;
+        for (size_t i = 0; i < n; i++) {
+            const float *rope =
+                (const float *)(arg_pointer(args[SLT_ROPE]) + (r + i) * args[SLT_ROPE_STRIDE]);
+            latent_q(args, r + i, rope);
+            latent_key(args, r + i, rope, key);
+            keep_row(&to, 0, i, slot[r + i] % page_size,
+                     i + 1 < n && slot[r + i + 1] == slot[r + i] + 1, key, key, rank + rotary,
+                     rank);
+        }
     }
 }
