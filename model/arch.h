@@ -69,6 +69,7 @@ struct arch {
     struct arch_flag qkv_bias, o_bias;
     uint8_t qk_norm; /* enum ember_qk_norm */
     bool norm_after_rope, interleaved, sinks;
+    bool latent; /* q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim */
     double partial, theta; /* fallbacks; 0: 1 and 10000 */
     enum arch_window window;
     uint32_t window_pattern;
@@ -89,6 +90,8 @@ struct arch {
     X(qwen2)                                                                                       \
     X(qwen3)                                                                                       \
     X(qwen3_moe)                                                                                   \
+    X(deepseek_v2)                                                                                 \
+    X(deepseek_v3)                                                                                 \
     X(ernie4_5)                                                                                    \
     X(ernie4_5_moe)                                                                                \
     X(exaone4)                                                                                     \
@@ -97,6 +100,7 @@ struct arch {
     X(glm)                                                                                         \
     X(glm4)                                                                                        \
     X(glm4_moe)                                                                                    \
+    X(glm4_moe_lite)                                                                               \
     X(gpt_oss)                                                                                     \
     X(granite)                                                                                     \
     X(hunyuan_v1_dense)                                                                            \

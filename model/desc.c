@@ -96,6 +96,12 @@ static void read_names(const struct arch *arch, struct desc_names *n)
     n->q_norm = or (n->q_norm, "self_attn.q_norm");
     n->k_norm = or (n->k_norm, "self_attn.k_norm");
     n->sinks = or (n->sinks, "self_attn.sinks");
+    n->q_down = or (n->q_down, "self_attn.q_a_proj");
+    n->q_down_norm = or (n->q_down_norm, "self_attn.q_a_layernorm");
+    n->q_up = or (n->q_up, "self_attn.q_b_proj");
+    n->kv_down = or (n->kv_down, "self_attn.kv_a_proj_with_mqa");
+    n->kv_down_norm = or (n->kv_down_norm, "self_attn.kv_a_layernorm");
+    n->kv_up = or (n->kv_up, "self_attn.kv_b_proj");
     n->gate = or (n->gate, "mlp.gate_proj");
     n->up = or (n->up, "mlp.up_proj");
     n->down = or (n->down, "mlp.down_proj");
@@ -139,6 +145,8 @@ static void read_attention(const struct arch *arch, struct config *config, struc
     a->o_bias = flag(config, &arch->o_bias);
     a->scale = a->dk ? 1 / sqrt(a->dk) : 1;
     a->v_scale = 1;
+    if (arch->latent)
+        desc_read_latent(d, config);
     d->n_attns = 1;
     d->attns[desc_add_attn(d, config, ATTN_FULL)].window = 0;
 }
@@ -148,9 +156,9 @@ static void read_ropes(const struct arch *arch, struct config *config, struct de
     static const char *const types[] = {
         [ATTN_FULL] = "full_attention", [ATTN_SLIDING] = "sliding_attention"};
     for (uint32_t i = 0; i < ARRAY_LEN(types); i++)
-        d->attns[i].rope = desc_add_rope(d, config, types[i], d->attns[i].dk,
-                                         arch->partial > 0 ? arch->partial : 1,
-                                         arch->theta > 0 ? arch->theta : 10000);
+        d->attns[i].rope = desc_add_rope(
+            d, config, types[i], arch->latent ? d->attns[i].latent.rotary : d->attns[i].dk,
+            arch->partial > 0 ? arch->partial : 1, arch->theta > 0 ? arch->theta : 10000);
 }
 
 /* Does layer i have a window by its architecture's rule, layer_types apart? */
@@ -356,6 +364,9 @@ static void check(struct config *config, const struct desc *d)
         if (a->rope >= 0 && d->ropes[a->rope].rotary > a->dk)
             config_fail(config, EINVAL, "rope turns %u elements of heads of %u",
                         d->ropes[a->rope].rotary, a->dk);
+        if (a->latent.rank && (a->rope < 0 || d->ropes[a->rope].rotary != a->latent.rotary))
+            config_fail(config, EINVAL, "rope does not turn all of qk_rope_head_dim, %u",
+                        a->latent.rotary);
         if (a->dk > HEAD_DIM_MAX || a->dv > HEAD_DIM_MAX || a->dk == 0 || a->dv == 0)
             config_fail(config, EINVAL, "heads of %u and %u elements", a->dk, a->dv);
     }

@@ -33,6 +33,8 @@ struct desc_names {
     const char *qkv; /* stored fused: rows of q, k, v */
     const char *q_norm, *k_norm;
     const char *sinks; /* a whole tensor name */
+    /* of latents */
+    const char *q_down, *q_down_norm, *q_up, *kv_down, *kv_down_norm, *kv_up;
     const char *gate, *up, *down;
     const char *gate_up; /* stored fused: rows of gate, then up */
     const char *router;
@@ -52,6 +54,19 @@ struct desc_rope {
     float *inv_freq; /* [rotary / 2], owned by the description */
 };
 
+/*
+ * Multi-head latent attention: K and V of all heads are products with one latent of `rank` values a
+ * token, beside `rotary` values that are turned by position. It is run as attention of all heads
+ * over the one KV head [latent, turned], dk = rank + rotary and dv = rank, with the products moved
+ * to q and to what comes out (split_latent of ember/op.h).
+ */
+struct desc_latent {
+    uint32_t rank;            /* 0: attention is plain */
+    uint32_t q_rank;          /* of the latent of q; 0: q is a product with x */
+    uint32_t nope, rotary, v; /* of a head: values of q and k that are not turned, that are; of v */
+    double eps;               /* of the norms of both latents */
+};
+
 struct desc_attn {
     uint32_t q_heads, kv_heads, dk, dv;
     uint32_t window; /* 0: full */
@@ -59,6 +74,7 @@ struct desc_attn {
     bool interleaved, sinks, qkv_bias, o_bias, norm_after_rope;
     uint8_t qk_norm; /* enum ember_qk_norm */
     double scale, softcap, v_scale;
+    struct desc_latent latent;
 };
 
 enum mlp_kind { MLP_GATED, MLP_PLAIN, MLP_MOE };
@@ -140,5 +156,14 @@ uint8_t desc_add_attn(struct desc *desc, struct config *config, uint8_t of);
  */
 int32_t desc_add_rope(struct desc *desc, struct config *config, const char *layer_type,
                       uint32_t head_dim, double partial, double theta);
+
+/*
+ * Reads attention over latents (struct desc_latent) into the kind ATTN_FULL, whose q_heads are
+ * known: ranks, widths of a head, and the scale, which grows with a rope that is stretched
+ * (mscale_all_dim; DeepSeek-V2 and V3 as published).
+ */
+void desc_read_latent(struct desc *desc, struct config *config);
+/* What stretching of the rope multiplies the scale of attention with. */
+double desc_rope_scale(struct config *config);
 
 #endif

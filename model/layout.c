@@ -153,6 +153,8 @@ static int plain_sources(struct layout *own, const struct model *model, const st
             to->rows = part->dim[1];
             to->columns = part->dim[2];
         }
+        if (part->of_rows)
+            to->whole = part_whole(part, &to->before);
         if (part->constant) {
             memcpy(*constants, part->constant, part->elements * sizeof **constants);
             to->constant = *constants;
@@ -283,7 +285,7 @@ static int read_strip(const struct checkpoint *checkpoint, const struct checkpoi
     if (!strip)
         return error_set(err, ENOMEM, "no memory for %u elements", n);
     for (uint32_t k = 0; k < source->rows; k++) {
-        uint64_t at = ((matrix * source->rows + k) * source->columns + row) * size;
+        uint64_t at = (source->before + (matrix * source->rows + k) * source->columns + row) * size;
         int r = checkpoint_read(checkpoint, t, at, strip, (size_t)n * size, err);
         if (r < 0)
             return r;
@@ -343,11 +345,13 @@ int layout_read_floats(const struct checkpoint *checkpoint, const struct checkpo
                        uint32_t stride, float *to, struct error *err)
 {
     const uint32_t k = source->columns, size = dtype_size(t->dtype);
-    const struct weight_source turned = {.rows = k, .columns = source->block_rows};
+    const struct weight_source turned = {
+        .rows = k, .columns = source->block_rows, .before = source->before};
     const uint64_t row_bytes = (uint64_t)k * size;
     _cleanup_free_ uint8_t *rows = NULL;
     int r;
-    if (!dtype_is_float(t->dtype) || t->bytes != source->rows * row_bytes)
+    if (!dtype_is_float(t->dtype) ||
+        t->bytes != (source->whole ? source->whole * size : source->rows * row_bytes))
         return error_set(err, EBADMSG, "%s: tensor %s is gone or has changed",
                          checkpoint_dir(checkpoint), t->name);
     rows = mem_alloc(n, row_bytes);
@@ -357,7 +361,8 @@ int layout_read_floats(const struct checkpoint *checkpoint, const struct checkpo
         r = read_transposed(checkpoint, t, &turned, size, first * row_bytes, rows, n * row_bytes,
                             err);
     else
-        r = checkpoint_read(checkpoint, t, first * row_bytes, rows, n * row_bytes, err);
+        r = checkpoint_read(checkpoint, t, source->before * size + first * row_bytes, rows,
+                            n * row_bytes, err);
     for (uint32_t i = 0; r == 0 && i < n; i++)
         widen(rows + i * row_bytes, t->dtype, k, to + (size_t)i * stride);
     return r;
@@ -368,6 +373,7 @@ int weight_source_read(const struct checkpoint *checkpoint, const struct weight 
                        struct error *err)
 {
     const struct checkpoint_tensor *t;
+    const uint32_t size = dtype_size(weight->dtype);
     uint64_t end;
     if (!size_add(first, n, &end) || end > source->bytes)
         return error_set(err, ERANGE, "%s: bytes %llu + %zu of a source of %llu", weight->name,
@@ -381,27 +387,28 @@ int weight_source_read(const struct checkpoint *checkpoint, const struct weight 
         return quant_made_read(checkpoint, t, source, first, to, n, err);
     if (t && source->convert)
         return convert_read(checkpoint, t, source, first, to, n, err);
-    if (!t || t->bytes != source->bytes || t->dtype != weight->dtype)
+    if (!t || t->bytes != (source->whole ? source->whole * size : source->bytes) ||
+        t->dtype != weight->dtype)
         return error_set(err, EBADMSG, "%s: tensor %s is gone or has changed",
                          checkpoint_dir(checkpoint), source->tensor);
     if (source->columns)
-        return read_transposed(checkpoint, t, source, dtype_size(weight->dtype), first, to, n, err);
-    return checkpoint_read(checkpoint, t, first, to, n, err);
+        return read_transposed(checkpoint, t, source, size, first, to, n, err);
+    return checkpoint_read(checkpoint, t, source->before * size + first, to, n, err);
 }
 
 /* ---- from a checkpoint ---- */
 
 /* Shapes agree up to leading ones: [1, 8] holds a vector of 8. */
-static bool shape_fits(const struct part *part, const struct checkpoint_tensor *t)
+static bool shape_fits(const uint64_t *want, uint8_t rank, const struct checkpoint_tensor *t)
 {
-    uint32_t skip = t->rank > part->rank ? (uint32_t)(t->rank - part->rank) : 0;
-    if (t->rank < part->rank || t->rank > CHECKPOINT_RANK_MAX)
+    uint32_t skip = t->rank > rank ? (uint32_t)(t->rank - rank) : 0;
+    if (t->rank < rank || t->rank > CHECKPOINT_RANK_MAX)
         return false;
     for (uint32_t d = 0; d < skip; d++)
         if (t->dim[d] != 1)
             return false;
-    for (uint32_t d = 0; d < part->rank; d++)
-        if (t->dim[skip + d] != part->dim[d])
+    for (uint32_t d = 0; d < rank; d++)
+        if (t->dim[skip + d] != want[d])
             return false;
     return true;
 }
@@ -411,7 +418,8 @@ static int find_part(const struct model *model, const struct checkpoint *checkpo
                      const struct part *part, uint32_t variant, struct buffer *name,
                      const struct checkpoint_tensor **ret, struct error *err)
 {
-    uint64_t want[3] = {part->dim[0], part->dim[1], part->dim[2]};
+    uint64_t want[3];
+    const uint8_t rank = part_shape(part, want);
     const struct checkpoint_tensor *t;
     char has_text[CHECKPOINT_SHAPE_TEXT], want_text[CHECKPOINT_SHAPE_TEXT];
     if (!model_part_name(model, part, variant, name))
@@ -422,11 +430,11 @@ static int find_part(const struct model *model, const struct checkpoint *checkpo
                          "%s: tensor %s is missing: the checkpoint is incomplete, or not of the "
                          "architecture \"%s\" that its config.json says",
                          checkpoint_dir(checkpoint), name->data, model->desc.info.architecture);
-    if (!shape_fits(part, t))
+    if (!shape_fits(want, rank, t))
         return error_set(err, EINVAL, "%s: tensor %s has shape %s; config.json asks for %s",
                          checkpoint_dir(checkpoint), name->data,
                          checkpoint_shape_text(has_text, t->rank, t->dim),
-                         checkpoint_shape_text(want_text, part->rank, want));
+                         checkpoint_shape_text(want_text, rank, want));
     if (!dtype_is_float(t->dtype))
         return error_set(err, ENOTSUP, "%s: tensor %s has dtype %s; bf16, f16 and f32 are read",
                          checkpoint_dir(checkpoint), name->data, t->dtype_name);

@@ -103,6 +103,11 @@ struct weight_source {
     /* Of one that is quantised while it is loaded: block_rows rows of each matrix that is stored
      * transposed, and the scales found with its codes. */
     struct quant_memo *memo;
+    /* Of some rows of a stored matrix, from `from_row` on: its values, and of those how many stand
+     * before them. whole 0: the part is all of the tensor. */
+    uint64_t whole, before;
+    uint32_t from_row;
+    uint32_t block_columns; /* of a matrix stored in blocks and kept transposed */
 };
 
 /*

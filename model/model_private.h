@@ -18,11 +18,14 @@ uint64_t model_kv_page(const struct model *model, enum ember_dtype kv);
 #define LAYER_WEIGHTS(X)                                                                           \
     X(W_NORM_ATTN_IN, "norm_attn_in")                                                              \
     X(W_NORM_ATTN_IN_B, "norm_attn_in_bias")                                                       \
-    X(W_QKV, "qkv")                                                                                \
+    X(W_QKV, "qkv") /* of latents: what q and kv are made of */                                    \
     X(W_QKV_B, "qkv_bias")                                                                         \
     X(W_Q_NORM, "q_norm")                                                                          \
     X(W_K_NORM, "k_norm")                                                                          \
     X(W_SINKS, "sinks")                                                                            \
+    X(W_Q_UP, "q_up")                                                                              \
+    X(W_K_UP, "k_up") /* [H, rank, nope] */                                                        \
+    X(W_V_UP, "v_up") /* [H, dv, rank] */                                                          \
     X(W_O, "o")                                                                                    \
     X(W_O_B, "o_bias")                                                                             \
     X(W_NORM_ATTN_OUT, "norm_attn_out")                                                            \
@@ -63,6 +66,9 @@ struct part {
     uint64_t first, elements;
     bool transposed;      /* of rank 3: each matrix is kept transposed */
     const void *constant; /* float32 */
+    /* Not 0: the checkpoint's tensor is a matrix of so many rows, of which these are some, from
+     * `from_row` on. Others have the rest. */
+    uint32_t of_rows, from_row;
 };
 
 /* What a checkpoint decides about a slot. */
@@ -83,6 +89,7 @@ struct slot {
     bool linear;     /* a matrix that may be quantised */
     bool keep;       /* small and sensitive: not quantised here unless asked for by name */
     bool table;      /* rows are looked up as well (the embedding) */
+    bool heads;      /* a matrix for each head of attention, whose rows of x are its own */
     uint32_t dim[3];
     uint64_t elements;
     uint32_t first_part, n_parts;
@@ -102,6 +109,11 @@ static inline const char *model_text(const struct model *model, uint32_t offset)
 {
     return model->text.data + offset;
 }
+
+/* The shape that the checkpoint's tensor of a part has; returns its rank. */
+uint8_t part_shape(const struct part *part, uint64_t ret[3]);
+/* The values of that tensor, and of those how many stand before the part. */
+uint64_t part_whole(const struct part *part, uint64_t *ret_before);
 
 /* Fills slots and parts from model->desc. */
 int model_make_slots(struct model *model, struct error *err);

@@ -122,6 +122,18 @@ static double yarn_attention_factor(const struct rope_source *from, double facto
     return config_number(c, from->params, "attention_factor", fallback, 1e-6, 1e6);
 }
 
+double desc_rope_scale(struct config *config)
+{
+    json_t *params = find_params(config, NULL);
+    const char *kind = params ? config_string(config, params, "rope_type|type", "default") : "";
+    double all, factor;
+    if (!params || !strcmp(kind, "default"))
+        return 1;
+    all = config_number(config, params, "mscale_all_dim", 0, -100, 100);
+    factor = config_number(config, params, "factor", 1, 1e-3, FACTOR_MAX);
+    return all != 0 ? pow(yarn_mscale(factor, all), 2) : 1;
+}
+
 static void table_yarn(const struct rope_source *from, struct desc_rope *rope)
 {
     struct config *c = from->config;

@@ -105,6 +105,25 @@ static void add_part(struct maker *m, uint32_t name, const void *constant, uint8
     slot->n_parts++;
 }
 
+uint8_t part_shape(const struct part *part, uint64_t ret[3])
+{
+    if (part->of_rows) {
+        ret[0] = part->of_rows;
+        ret[1] = part->dim[part->rank - 1];
+        return 2;
+    }
+    for (int d = 0; d < 3; d++)
+        ret[d] = part->dim[d];
+    return part->rank;
+}
+
+uint64_t part_whole(const struct part *part, uint64_t *ret_before)
+{
+    uint64_t columns = part->dim[part->rank - 1];
+    *ret_before = part->from_row * columns;
+    return part->of_rows ? part->of_rows * columns : part->elements;
+}
+
 /* ---- tensors of a layer ---- */
 
 static void open_weight(struct maker *m, enum layer_weight id, uint8_t rank, uint32_t d0,
@@ -179,6 +198,62 @@ static void add_qkv(struct maker *m, const struct desc_attn *a, enum layer_weigh
     layer_part(m, d->names.q, suffix, 0, rank, q_rows, k);
     layer_part(m, d->names.k, suffix, 0, rank, k_rows, k);
     layer_part(m, d->names.v, suffix, 0, rank, v_rows, k);
+}
+
+/*
+ * What kv_up of the checkpoint [H (nope + dv), rank] makes of a latent, as one matrix a head: rows
+ * of k transposed, since it is q that is multiplied with them, and rows of v.
+ */
+static void add_kv_up(struct maker *m, const struct desc_attn *a, enum layer_weight id)
+{
+    const struct desc_latent *l = &a->latent;
+    const bool key = id == W_K_UP;
+    const uint32_t rows = l->nope + l->v;
+    if (key)
+        open_weight(m, id, 3, a->q_heads, l->rank, l->nope);
+    else
+        open_weight(m, id, 3, a->q_heads, l->v, l->rank);
+    mark_linear(m);
+    for (uint32_t h = 0; h < a->q_heads && !m->failed; h++) {
+        struct part *part;
+        uint32_t name =
+            add_text(m, m->model->desc.names.layer, m->model->desc.names.kv_up, 0, ".weight");
+        if (key)
+            add_part(m, name, NULL, 3, 1, l->nope, l->rank);
+        else
+            add_part(m, name, NULL, 2, l->v, l->rank, 0);
+        if (m->failed)
+            return;
+        part = &m->model->parts[m->model->n_parts - 1];
+        part->transposed = key;
+        part->of_rows = a->q_heads * rows;
+        part->from_row = h * rows + (key ? 0 : l->nope);
+    }
+    if (!m->failed)
+        m->model->slots[m->model->n_slots - 1].heads = true;
+}
+
+/* Attention over latents: what is made of x, fused; q and, head by head, what k and v are of them.
+ */
+static void add_latent(struct maker *m, const struct desc_attn *a)
+{
+    const struct desc *d = &m->model->desc;
+    const struct desc_latent *l = &a->latent;
+    const uint32_t hidden = d->info.hidden_size, q_rows = a->q_heads * (l->nope + l->rotary),
+                   kv_rows = l->rank + l->rotary;
+    open_weight(m, W_QKV, 2, l->q_rank + kv_rows, hidden, 0);
+    mark_linear(m);
+    if (l->q_rank)
+        layer_part(m, d->names.q_down, ".weight", 0, 2, l->q_rank, hidden);
+    layer_part(m, d->names.kv_down, ".weight", 0, 2, kv_rows, hidden);
+    if (l->q_rank)
+        add_vector(m, W_Q_NORM, d->names.q_down_norm, ".weight", l->q_rank);
+    add_vector(m, W_K_NORM, d->names.kv_down_norm, ".weight", l->rank);
+    add_matrix(m, W_Q_UP, l->q_rank ? d->names.q_up : d->names.q, q_rows,
+               l->q_rank ? l->q_rank : hidden);
+    add_kv_up(m, a, W_K_UP);
+    add_kv_up(m, a, W_V_UP);
+    add_matrix(m, W_O, d->names.o, hidden, a->q_heads * l->v);
 }
 
 static void add_attention(struct maker *m, const struct desc_attn *a)
@@ -300,7 +375,10 @@ static void add_layer(struct maker *m)
     for (int i = 0; i < LAYER_WEIGHT_COUNT; i++)
         m->model->layer_slots[m->layer][i] = SLOT_NONE;
     add_norm(m, NORM_ATTN_IN, W_NORM_ATTN_IN);
-    add_attention(m, &d->attns[layer->attn]);
+    if (d->attns[layer->attn].latent.rank)
+        add_latent(m, &d->attns[layer->attn]);
+    else
+        add_attention(m, &d->attns[layer->attn]);
     add_norm(m, NORM_ATTN_OUT, W_NORM_ATTN_OUT);
     add_norm(m, NORM_MLP_IN, W_NORM_MLP_IN);
     if (mlp->kind == MLP_MOE)

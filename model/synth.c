@@ -94,9 +94,22 @@ static int read_config(struct synth *s, const char *text, size_t len, const char
 
 /* ---- where tensors go ---- */
 
+/* Some rows of a tensor are written with the first of them. */
+static bool is_written(const struct part *part)
+{
+    return !part->constant && part->from_row == 0;
+}
+
+/* Values of a part's tensor, all of them. */
+static uint64_t part_values(const struct part *part)
+{
+    uint64_t before;
+    return part_whole(part, &before);
+}
+
 static uint64_t part_bytes(const struct synth *s, const struct part *part)
 {
-    return part->elements * dtype_size(s->options.dtype);
+    return part_values(part) * dtype_size(s->options.dtype);
 }
 
 static int cut_shards(struct synth *s)
@@ -110,7 +123,7 @@ static int cut_shards(struct synth *s)
     for (uint32_t i = 0; i < s->model->n_parts; i++) {
         const struct part *part = &s->model->parts[i];
         uint64_t bytes = part_bytes(s, part);
-        if (part->constant)
+        if (!is_written(part))
             continue;
         if (in_shard && (bytes > limit || in_shard > limit - bytes)) {
             in_shard = 0;
@@ -252,7 +265,7 @@ static int write_tensor(struct synth *s, int fd, const char *path, const struct 
                         const struct part *part)
 {
     const char *name = model_text(s->model, part->name);
-    uint64_t state = checksum_of(name, strlen(name)) ^ s->options.seed, left = part->elements;
+    uint64_t state = checksum_of(name, strlen(name)) ^ s->options.seed, left = part_values(part);
     uint32_t size = dtype_size(s->options.dtype);
     union table table;
     double mean, deviation;
@@ -287,12 +300,14 @@ static int shard_header(const struct synth *s, uint32_t shard, struct buffer *ou
     r = r < 0 ? r : buffer_printf(out, "\"__metadata__\":{\"format\":\"pt\"}");
     for (uint32_t i = 0; r == 0 && i < s->model->n_parts; i++) {
         const struct part *part = &s->model->parts[i];
-        if (part->constant || s->shard_of[i] != shard)
+        uint64_t shape[3];
+        uint8_t rank = part_shape(part, shape);
+        if (!is_written(part) || s->shard_of[i] != shard)
             continue;
-        r = buffer_printf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%u",
-                          model_text(s->model, part->name), dtype, part->dim[0]);
-        for (int d = 1; r == 0 && d < part->rank; d++)
-            r = buffer_printf(out, ",%u", part->dim[d]);
+        r = buffer_printf(out, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[%llu",
+                          model_text(s->model, part->name), dtype, (unsigned long long)shape[0]);
+        for (int d = 1; r == 0 && d < rank; d++)
+            r = buffer_printf(out, ",%llu", (unsigned long long)shape[d]);
         if (r == 0)
             r = buffer_printf(out, "],\"data_offsets\":[%llu,%llu]}", (unsigned long long)at,
                               (unsigned long long)(at + part_bytes(s, part)));
@@ -317,7 +332,7 @@ static int write_shard_to(struct synth *s, uint32_t shard, int fd, const char *p
     for (uint32_t i = 0; r == 0 && i < s->model->n_slots; i++) {
         const struct slot *slot = &s->model->slots[i];
         for (uint32_t p = slot->first_part; r == 0 && p < slot->first_part + slot->n_parts; p++)
-            if (!s->model->parts[p].constant && s->shard_of[p] == shard)
+            if (is_written(&s->model->parts[p]) && s->shard_of[p] == shard)
                 r = write_tensor(s, fd, path, slot, &s->model->parts[p]);
     }
     return r;
@@ -358,7 +373,7 @@ static int write_index(struct synth *s)
     int r = buffer_printf(&out, "{\"metadata\":{\"total_size\":%llu},\"weight_map\":{",
                           (unsigned long long)s->total);
     for (uint32_t i = 0; r == 0 && i < s->model->n_parts; i++) {
-        if (s->model->parts[i].constant)
+        if (!is_written(&s->model->parts[i]))
             continue;
         _cleanup_free_ char *shard = shard_name(s, s->shard_of[i]);
         r = buffer_printf(&out, "%s\n\"%s\":\"%s\"", comma,

@@ -15,7 +15,7 @@ static struct ember_tensor kv_block(const struct builder *b, uint64_t offset, ui
 
 /* Activations that are rounded to 8 bits make more of an error of 2^-17 than it is: some of them
  * fall on the other side. */
-static bool kv_exact(const struct builder *b)
+bool build_kv_exact(const struct builder *b)
 {
     return b->d->quant.int8_x;
 }
@@ -43,7 +43,7 @@ static void split(struct builder *b, const struct desc_attn *a, struct ember_ten
     o->i[SNR_I_NORM] = a->qk_norm;
     o->i[SNR_I_NORM_AFTER] = a->norm_after_rope;
     o->i[SNR_I_PAGE_SIZE] = KV_PAGE_SIZE;
-    o->i[SNR_I_KV_EXACT] = kv_exact(b);
+    o->i[SNR_I_KV_EXACT] = build_kv_exact(b);
     o->f[SNR_F_EPS] = b->d->eps;
     o->f[SNR_F_W_BIAS] = b->d->norm_w_bias;
     o->f[SNR_F_V_SCALE] = a->v_scale;
@@ -55,19 +55,20 @@ static uint64_t keys(const struct builder *b)
     return (uint64_t)b->plan->io.shape.pages * KV_PAGE_SIZE;
 }
 
-void build_attention(struct builder *b, const struct desc_attn *a, struct ember_tensor in)
+void build_kv(struct builder *b, const struct desc_attn *a, struct ember_tensor *ret_k,
+              struct ember_tensor *ret_v)
 {
-    struct ember_tensor k = kv_block(b, b->kv_at, a->kv_heads, a->dk), v, out;
-    struct ember_op *o;
+    *ret_k = kv_block(b, b->kv_at, a->kv_heads, a->dk);
     b->kv_at += model_kv_block(b->kv, a->kv_heads, a->dk);
-    v = kv_block(b, b->kv_at, a->kv_heads, a->dv);
+    *ret_v = kv_block(b, b->kv_at, a->kv_heads, a->dv);
     b->kv_at += model_kv_block(b->kv, a->kv_heads, a->dv);
-    out = build_narrow(b->attn, a->q_heads * a->dv);
+}
 
-    build_linear(b, in, W_QKV, W_QKV_B,
-                 build_narrow(b->qkv, (a->q_heads + a->kv_heads) * a->dk + a->kv_heads * a->dv));
-    split(b, a, k, v);
-    o = build_op(b, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS);
+struct ember_tensor build_attend(struct builder *b, const struct desc_attn *a,
+                                 struct ember_tensor k, struct ember_tensor v)
+{
+    struct ember_tensor out = build_narrow(b->attn, a->q_heads * a->dv);
+    struct ember_op *o = build_op(b, EMBER_OP_ATTENTION, EMBER_ROWS_TOKENS);
     o->t[ATTN_Q] = build_narrow(b->q, a->q_heads * a->dk);
     o->t[ATTN_K] = k;
     o->t[ATTN_V] = v;
@@ -91,10 +92,24 @@ void build_attention(struct builder *b, const struct desc_attn *a, struct ember_
     o->i[ATTN_I_DV] = a->dv;
     o->i[ATTN_I_PAGE_SIZE] = KV_PAGE_SIZE;
     o->i[ATTN_I_WINDOW] = a->window;
-    o->i[ATTN_I_KV_EXACT] = kv_exact(b);
+    o->i[ATTN_I_KV_EXACT] = build_kv_exact(b);
     o->f[ATTN_F_SCALE] = a->scale;
     o->f[ATTN_F_SOFTCAP] = a->softcap;
-    build_linear(b, out, W_O, W_O_B, b->delta);
+    return out;
+}
+
+void build_attention(struct builder *b, const struct desc_attn *a, struct ember_tensor in)
+{
+    struct ember_tensor k, v;
+    if (a->latent.rank) {
+        build_latent(b, a, in);
+        return;
+    }
+    build_kv(b, a, &k, &v);
+    build_linear(b, in, W_QKV, W_QKV_B,
+                 build_narrow(b->qkv, (a->q_heads + a->kv_heads) * a->dk + a->kv_heads * a->dv));
+    split(b, a, k, v);
+    build_linear(b, build_attend(b, a, k, v), W_O, W_O_B, b->delta);
 }
 
 void build_attention_room(struct builder *b)
@@ -102,13 +117,15 @@ void build_attention_room(struct builder *b)
     uint32_t qkv = 0, q = 0, out = 0;
     for (uint32_t i = 0; i < b->d->info.n_layers; i++) {
         const struct desc_attn *a = &b->d->attns[b->d->layers[i].attn];
-        qkv = MAX(qkv, (a->q_heads + a->kv_heads) * a->dk + a->kv_heads * a->dv);
+        qkv = MAX(qkv, a->latent.rank ? build_latent_width(&a->latent)
+                                      : (a->q_heads + a->kv_heads) * a->dk + a->kv_heads * a->dv);
         q = MAX(q, a->q_heads * a->dk);
         out = MAX(out, a->q_heads * a->dv);
     }
     build_room(b, EMBER_F32, b->tokens, qkv, &b->qkv);
     build_room(b, EMBER_F32, b->tokens, q, &b->q);
     build_room(b, EMBER_F32, b->tokens, out, &b->attn);
+    build_latent_room(b);
     if (b->tokens > PARTS_TOKENS)
         return;
     uint32_t widest = 0;

@@ -43,7 +43,8 @@ struct builder {
     uint32_t layer; /* the one that is being built */
     uint64_t kv_at; /* where the layer's K block stands in a page */
     /* scratch; rank 0: this plan has no use for it */
-    struct ember_tensor x, h, delta, qkv, q, attn, parts, gate_up, inner, ropes[DESC_ROPES];
+    struct ember_tensor x, h, delta, qkv, q, attn, latent, heads, parts, gate_up, inner,
+        ropes[DESC_ROPES];
     struct ember_tensor route_logits, route_ids, route_weights, experts, experts_inner, experts_out,
         shared, shared_gate;
     struct ember_tensor gathered, final, argmax_parts;
@@ -84,11 +85,15 @@ struct ember_tensor build_io(uint64_t offset, uint32_t n);
  */
 struct ember_tensor build_narrow(struct ember_tensor t, uint32_t cols);
 
+/* The bytes of a buffer as rows of `cols`, as many as there is room for. */
+struct ember_tensor build_rows(struct ember_tensor t, uint32_t cols);
+
 /* out = norm(x); delta, if not NULL, is added to x before. bias: rank 0 for none. to: as out is
- * handed over, or NULL. */
-void build_norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
-                const struct ember_tensor *delta, struct ember_tensor w, struct ember_tensor bias,
-                struct ember_tensor out, const struct handed *to);
+ * handed over, or NULL. The op, so that it can be told otherwise. */
+struct ember_op *build_norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
+                            const struct ember_tensor *delta, struct ember_tensor w,
+                            struct ember_tensor bias, struct ember_tensor out,
+                            const struct handed *to);
 
 /* x += delta, scaled as the model scales its residuals. */
 void build_add(struct builder *b, struct ember_tensor x, struct ember_tensor delta);
@@ -134,6 +139,14 @@ void build_linear_part(struct builder *b, enum ember_rows rows, struct ember_ten
 void build_linear(struct builder *b, struct ember_tensor x, enum layer_weight id,
                   enum layer_weight bias, struct ember_tensor out);
 
+/*
+ * Slots of each row of x, or a row for each of `slots` (per_slot), times the matrices of a weight's
+ * stack that ids name; ids of rank 0: each its own. bias: rank 0 for none.
+ */
+void build_stack_linear(struct builder *b, struct ember_tensor x, uint32_t slot,
+                        struct ember_tensor bias, struct ember_tensor ids, uint32_t slots,
+                        bool per_slot, struct ember_tensor out);
+
 /* What the inputs of linears are turned into: as wide and high as the largest. After all other
  * rooms. */
 void build_linear_room(struct builder *b);
@@ -143,6 +156,19 @@ void build_linear_room(struct builder *b);
 
 void build_attention(struct builder *b, const struct desc_attn *a, struct ember_tensor in);
 void build_attention_room(struct builder *b);
+/* K and V of a layer in a page; later calls are for what stands behind them. */
+void build_kv(struct builder *b, const struct desc_attn *a, struct ember_tensor *ret_k,
+              struct ember_tensor *ret_v);
+/* Whether K and V must be kept exactly (split_norm_rope). */
+bool build_kv_exact(const struct builder *b);
+/* attention of b->q over K and V of all heads; returns what comes out, in b->attn. */
+struct ember_tensor build_attend(struct builder *b, const struct desc_attn *a,
+                                 struct ember_tensor k, struct ember_tensor v);
+
+/* latent.c: the same of attention over latents. Width of what is made of x, for b->qkv. */
+void build_latent(struct builder *b, const struct desc_attn *a, struct ember_tensor in);
+uint32_t build_latent_width(const struct desc_latent *l);
+void build_latent_room(struct builder *b);
 
 void build_mlp(struct builder *b, const struct desc_mlp *m, struct ember_tensor in);
 /* Of all MLPs, those of experts, too. */

@@ -47,8 +47,8 @@ static struct ember_tensor integers_room(const struct builder *b, struct ember_t
                                          struct ember_tensor *ret_scale)
 {
     uint32_t scales = x_segments(form, x.dim[1]) * (hand_over ? 1 + form.terms : 1);
-    *ret_scale = build_narrow(b->x8_scale, scales);
-    return build_narrow(b->x8, form.terms * EMBER_X8_COLUMNS(x.dim[1]));
+    *ret_scale = build_rows(b->x8_scale, scales);
+    return build_rows(b->x8, form.terms * EMBER_X8_COLUMNS(x.dim[1]));
 }
 
 struct ember_tensor build_quantize(struct builder *b, enum ember_rows rows, struct ember_tensor x,
@@ -70,7 +70,7 @@ struct ember_tensor build_x_tmp(const struct builder *b, const struct weight *w)
 {
     if (w->layout != EMBER_LAYOUT_TILES || build_x_form(b, w).terms)
         return (struct ember_tensor){0};
-    return build_narrow(b->x_tmp, (uint32_t)EMBER_X_TMP_BYTES(w->dim[w->rank - 1]));
+    return build_rows(b->x_tmp, (uint32_t)EMBER_X_TMP_BYTES(w->dim[w->rank - 1]));
 }
 
 const struct handed *build_hand_over(struct builder *b, struct ember_tensor x,
@@ -90,7 +90,7 @@ const struct handed *build_hand_over(struct builder *b, struct ember_tensor x,
         b->handed.form = form;
     } else if (!w->quant && build_x_tmp(b, w).rank) {
         b->handed.x = x;
-        b->handed.to = build_narrow(room, (uint32_t)EMBER_X_TMP_BYTES(x.dim[1]));
+        b->handed.to = build_rows(room, (uint32_t)EMBER_X_TMP_BYTES(x.dim[1]));
     }
     return &b->handed;
 }
@@ -196,35 +196,100 @@ void build_linear(struct builder *b, struct ember_tensor x, enum layer_weight id
                       bias == id ? none : build_weight(b, bias), out);
 }
 
+void build_stack_linear(struct builder *b, struct ember_tensor x, uint32_t slot,
+                        struct ember_tensor bias, struct ember_tensor ids, uint32_t slots,
+                        bool per_slot, struct ember_tensor out)
+{
+    const struct weight *w = &b->layout->weights[slot];
+    struct x_form form = build_x_form(b, w);
+    struct ember_tensor x_scale = {0};
+    uint32_t k = x.dim[1];
+    struct ember_op *o;
+    if (form.terms)
+        x = build_quantize(b, EMBER_ROWS_TOKENS, x, form, per_slot ? slots : 0, false, &x_scale);
+    o = build_op(b, EMBER_OP_MOE_LINEAR, EMBER_ROWS_TOKENS);
+    o->t[MOE_X] = x;
+    o->t[MOE_W] = build_slot(b, slot);
+    o->t[MOE_B] = bias;
+    o->t[MOE_IDS] = ids;
+    o->t[MOE_OUT] = out;
+    o->t[MOE_W_SCALE] = build_slot_groups(b, slot, w->scale_at, w->scale_dtype);
+    o->t[MOE_W_ZERO] = build_slot_groups(b, slot, w->zero_at, EMBER_U8);
+    o->t[MOE_X_SCALE] = x_scale;
+    o->t[MOE_X_TMP] = build_x_tmp(b, w);
+    o->i[MOE_I_TOPK] = slots;
+    o->i[MOE_I_PER_SLOT] = per_slot;
+    o->i[MOE_I_QUANT] = w->quant;
+    o->i[MOE_I_GROUP] = w->group;
+    o->i[MOE_I_LAYOUT] = w->layout;
+    if (form.terms) {
+        o->i[MOE_I_K] = k;
+        o->i[MOE_I_X_GROUP] = form.group;
+        o->i[MOE_I_X_TERMS] = form.terms;
+    }
+}
+
+/* Bytes of what the inputs of linears are turned into. */
+struct input_room {
+    uint64_t x8, scales, tmp;
+};
+
+/* Rows that a weight's x may have: of each expert that is chosen, of each head. */
+static uint64_t input_rows(const struct builder *b, uint32_t slot)
+{
+    uint64_t rows = MAX(b->tokens, b->rows), slots = 1;
+    if (b->model->slots[slot].heads)
+        slots = b->model->slots[slot].dim[0];
+    else if (b->model->slots[slot].rank > 2)
+        for (uint32_t i = 0; i < b->d->n_mlps; i++)
+            slots = b->d->mlps[i].kind == MLP_MOE ? MAX(slots, b->d->mlps[i].topk) : slots;
+    return rows * slots;
+}
+
+static void add_input(const struct builder *b, uint32_t slot, struct input_room *room)
+{
+    const struct weight *w = &b->layout->weights[slot];
+    uint32_t k = w->dim[w->rank - 1];
+    struct x_form form = build_x_form(b, w);
+    uint64_t rows = input_rows(b, slot), handed = (rows + EMBER_PANEL - 1) / EMBER_PANEL;
+    handed *= EMBER_PANEL; /* EMBER_X8_ROWS of any number */
+    if (form.terms) {
+        uint64_t scales = x_segments(form, k) * (1 + form.terms) * sizeof(float);
+        room->x8 = MAX(room->x8, handed * form.terms * EMBER_X8_COLUMNS(k));
+        room->scales = MAX(room->scales, handed * scales);
+    } else if (w->layout == EMBER_LAYOUT_TILES)
+        room->tmp = MAX(room->tmp, rows * EMBER_X_TMP_BYTES(k));
+}
+
+/* A buffer of so many bytes, to be cut into rows of any width. */
+static void bytes_room(struct builder *b, enum ember_dtype dtype, uint64_t bytes,
+                       struct ember_tensor *ret)
+{
+    uint64_t lines = (bytes + EMBER_TILE_LINE - 1) / EMBER_TILE_LINE;
+    if (lines > UINT32_MAX && !b->failed)
+        b->failed = error_set(b->err, EOVERFLOW,
+                              "%u tokens of so many experts or heads are too "
+                              "many",
+                              b->tokens);
+    if (lines)
+        build_room(b, dtype, (uint32_t)lines, EMBER_TILE_LINE / dtype_size(dtype), ret);
+}
+
 void build_linear_room(struct builder *b)
 {
-    uint32_t rows = MAX(b->tokens, b->rows), handed, sorted = 0, x8 = 0, scales = 0, tmp = 0,
-             inner = 0;
-    uint64_t slots = 1;
+    uint32_t rows = MAX(b->tokens, b->rows), sorted = 0, inner = 0;
+    struct input_room room = {0};
     for (uint32_t i = 0; i < b->model->n_slots; i++) {
         const struct weight *w = &b->layout->weights[i];
-        uint32_t k = w->dim[w->rank - 1];
-        struct x_form form = build_x_form(b, w);
-        if (form.terms) {
-            x8 = MAX(x8, form.terms * EMBER_X8_COLUMNS(k));
-            scales = MAX(scales, x_segments(form, k) * (1 + form.terms));
-        }
+        add_input(b, i, &room);
         if (w->order_at)
-            sorted = MAX(sorted, k);
-        if (w->layout == EMBER_LAYOUT_TILES && !form.terms)
-            tmp = MAX(tmp, (uint32_t)EMBER_X_TMP_BYTES(k));
+            sorted = MAX(sorted, w->dim[w->rank - 1]);
     }
-    if (tmp && b->inner.rank)
+    if (room.tmp && b->inner.rank)
         inner = (uint32_t)EMBER_X_TMP_BYTES(b->inner.dim[1]);
-    for (uint32_t i = 0; i < b->d->n_mlps; i++)
-        slots = b->d->mlps[i].kind == MLP_MOE ? MAX(slots, b->d->mlps[i].topk) : slots;
-    if (rows * slots > UINT32_MAX - EMBER_PANEL && !b->failed)
-        b->failed = error_set(b->err, EOVERFLOW, "%u tokens of %u experts each are too many", rows,
-                              (uint32_t)slots);
     build_room(b, EMBER_F32, rows, sorted, &b->sorted);
-    handed = EMBER_X8_ROWS((uint32_t)(rows * slots));
-    build_room(b, EMBER_I8, handed, x8, &b->x8);
-    build_room(b, EMBER_F32, handed, scales, &b->x8_scale);
-    build_room(b, EMBER_U8, (uint32_t)(rows * slots), tmp, &b->x_tmp);
+    bytes_room(b, EMBER_I8, room.x8, &b->x8);
+    bytes_room(b, EMBER_F32, room.scales, &b->x8_scale);
+    bytes_room(b, EMBER_U8, room.tmp, &b->x_tmp);
     build_room(b, EMBER_U8, b->tokens, inner, &b->inner_tmp);
 }

@@ -24,34 +24,8 @@ static void route(struct builder *b, const struct desc_mlp *m, struct ember_tens
 static void expert_linear(struct builder *b, const struct desc_mlp *m, struct ember_tensor x,
                           enum layer_weight id, struct ember_tensor out, bool per_slot)
 {
-    uint32_t slot = b->model->layer_slots[b->layer][id];
-    const struct weight *w = &b->layout->weights[slot];
-    struct x_form form = build_x_form(b, w);
-    struct ember_tensor x_scale = {0};
-    uint32_t k = x.dim[1];
-    struct ember_op *o;
-    if (form.terms)
-        x = build_quantize(b, EMBER_ROWS_TOKENS, x, form, per_slot ? m->topk : 0, false, &x_scale);
-    o = build_op(b, EMBER_OP_MOE_LINEAR, EMBER_ROWS_TOKENS);
-    o->t[MOE_X] = x;
-    o->t[MOE_W] = build_weight(b, id);
-    o->t[MOE_W_SCALE] = build_slot_groups(b, slot, w->scale_at, w->scale_dtype);
-    o->t[MOE_W_ZERO] = build_slot_groups(b, slot, w->zero_at, EMBER_U8);
-    o->t[MOE_X_SCALE] = x_scale;
-    o->t[MOE_X_TMP] = build_x_tmp(b, w);
-    o->i[MOE_I_QUANT] = w->quant;
-    o->i[MOE_I_GROUP] = w->group;
-    o->i[MOE_I_LAYOUT] = w->layout;
-    if (form.terms) {
-        o->i[MOE_I_K] = k;
-        o->i[MOE_I_X_GROUP] = form.group;
-        o->i[MOE_I_X_TERMS] = form.terms;
-    }
-    o->t[MOE_B] = build_weight(b, id + 1);
-    o->t[MOE_IDS] = b->route_ids;
-    o->t[MOE_OUT] = out;
-    o->i[MOE_I_TOPK] = m->topk;
-    o->i[MOE_I_PER_SLOT] = per_slot;
+    build_stack_linear(b, x, b->model->layer_slots[b->layer][id], build_weight(b, id + 1),
+                       b->route_ids, m->topk, per_slot, out);
 }
 
 /* The expert that every token passes; its output stands in b->shared. */

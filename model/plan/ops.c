@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <string.h>
 
+#define ROWS_MAX (1u << 30) /* of an operand (plan_check) */
+
 struct ember_op *build_op(struct builder *b, enum ember_op_kind kind, enum ember_rows rows)
 {
     static _Thread_local struct ember_op sink;
@@ -77,9 +79,17 @@ struct ember_tensor build_narrow(struct ember_tensor t, uint32_t cols)
     return t;
 }
 
-void build_norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
-                const struct ember_tensor *delta, struct ember_tensor w, struct ember_tensor bias,
-                struct ember_tensor out, const struct handed *to)
+struct ember_tensor build_rows(struct ember_tensor t, uint32_t cols)
+{
+    uint64_t bytes = t.dim[0] * t.row_stride, row = (uint64_t)cols * dtype_size(t.dtype);
+    t.dim[0] = (uint32_t)MIN(bytes / row, ROWS_MAX);
+    return build_narrow(t, cols);
+}
+
+struct ember_op *build_norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
+                            const struct ember_tensor *delta, struct ember_tensor w,
+                            struct ember_tensor bias, struct ember_tensor out,
+                            const struct handed *to)
 {
     struct ember_op *o = build_op(b, EMBER_OP_NORM, rows);
     o->t[NORM_X] = x;
@@ -99,6 +109,7 @@ void build_norm(struct builder *b, enum ember_rows rows, struct ember_tensor x,
         o->t[NORM_DELTA] = *delta;
         o->f[NORM_F_DELTA_SCALE] = b->d->residual_scale;
     }
+    return o;
 }
 
 void build_add(struct builder *b, struct ember_tensor x, struct ember_tensor delta)

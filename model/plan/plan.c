@@ -56,14 +56,21 @@ static uint32_t layer_variant(const struct builder *b, uint32_t layer, uint32_t 
     return variants[layer] = next;
 }
 
+/* Who alone reads what attention begins with, as in hand_over. */
+static enum layer_weight attention_reader(const struct desc_attn *a)
+{
+    return a->latent.rank && !a->latent.q_rank ? LAYER_WEIGHT_COUNT : W_QKV;
+}
+
 static void layer(struct builder *b, uint32_t variant)
 {
     const struct desc_layer *layer = &b->d->layers[b->layer];
     const struct desc_mlp *mlp = &b->d->mlps[layer->mlp];
     struct ember_tensor in;
     build_segment(b, SEGMENT_LAYER, variant);
-    in = sublayer_input(b, W_NORM_ATTN_IN, false, W_QKV);
-    build_attention(b, &b->d->attns[layer->attn], in);
+    const struct desc_attn *attn = &b->d->attns[layer->attn];
+    in = sublayer_input(b, W_NORM_ATTN_IN, false, attention_reader(attn));
+    build_attention(b, attn, in);
     sublayer_output(b, W_NORM_ATTN_OUT);
     in = sublayer_input(b, W_NORM_MLP_IN, true,
                         mlp->kind == MLP_MOE ? LAYER_WEIGHT_COUNT : W_GATE_UP);

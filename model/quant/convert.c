@@ -15,8 +15,9 @@ struct job {
 };
 
 /*
- * Columns [first, first + n) of all `rows` stored rows of `width` bytes; the caller frees. NULL
- * with the error set.
+ * Columns [first, first + n) of `rows` stored rows of `width` bytes, all of the matrix's or, with
+ * `first` at a column of a later one, those from there on; the caller frees. NULL with the error
+ * set.
  */
 static uint8_t *read_block(const struct job *job, uint32_t rows, uint64_t width, uint64_t first,
                            uint64_t n, int *ret)
@@ -24,7 +25,7 @@ static uint8_t *read_block(const struct job *job, uint32_t rows, uint64_t width,
     _cleanup_free_ uint8_t *block = mem_alloc(rows, n);
     *ret = block ? 0 : error_set(job->err, ENOMEM, "%s: no memory to read it", job->tensor->name);
     if (n == width && *ret == 0)
-        *ret = checkpoint_read(job->checkpoint, job->tensor, 0, block, rows * n, job->err);
+        *ret = checkpoint_read(job->checkpoint, job->tensor, first, block, rows * n, job->err);
     else
         for (uint32_t r = 0; r < rows && *ret == 0; r++)
             *ret = checkpoint_read(job->checkpoint, job->tensor, r * width + first, block + r * n,
@@ -156,19 +157,32 @@ static int packed_codes(const struct job *job)
     return r;
 }
 
+/* `before` are values of one byte wherever it is not 0. */
 static int copy_rows(const struct job *job)
 {
     uint64_t width = job->source->row_bytes;
-    return checkpoint_read(job->checkpoint, job->tensor, job->first * width, job->to,
-                           job->rows * width, job->err);
+    return checkpoint_read(job->checkpoint, job->tensor, job->source->before + job->first * width,
+                           job->to, job->rows * width, job->err);
+}
+
+/* Kept rows are columns of the stored matrix, whose rows are as many as these have values. */
+static int copy_turned(const struct job *job)
+{
+    const struct weight_source *s = job->source;
+    int r;
+    _cleanup_free_ uint8_t *block =
+        read_block(job, s->columns, s->rows, s->before + job->first, job->rows, &r);
+    for (uint32_t k = 0; block && k < s->columns; k++)
+        for (uint32_t n = 0; n < job->rows; n++)
+            job->to[n * (uint64_t)s->row_bytes + k] = block[(uint64_t)k * job->rows + n];
+    return r;
 }
 
 /* Refuses bytes that are NaN: those whose bits under `mask` are `bad`. */
-static int copy_checked(const struct job *job, uint8_t mask, uint8_t bad)
+static int checked(const struct job *job, int r, uint8_t mask, uint8_t bad)
 {
     uint64_t n = job->rows * (uint64_t)job->source->row_bytes;
     unsigned found = 0;
-    int r = copy_rows(job);
     for (uint64_t i = 0; r == 0 && i < n; i++)
         found |= (job->to[i] & mask) == bad;
     return found ? error_set(job->err, EINVAL, "tensor %s: holds NaN in rows %u to %u",
@@ -211,10 +225,29 @@ static int block_scales(const struct job *job)
 {
     const struct weight_source *s = job->source;
     int r = 0;
+    const uint64_t first = (uint64_t)s->from_row + job->first;
     for (uint32_t n = 0; n < job->rows && r == 0; n++)
         r = checkpoint_read(job->checkpoint, job->tensor,
-                            (job->first + n) / s->block_rows * (uint64_t)s->row_bytes,
+                            (first + n) / s->block_rows * (uint64_t)s->row_bytes,
                             job->to + n * (uint64_t)s->row_bytes, s->row_bytes, job->err);
+    return r;
+}
+
+/* Group g of a kept row lies within one block of stored rows. */
+static int turned_scales(const struct job *job)
+{
+    const struct weight_source *s = job->source;
+    const uint64_t wide = ((uint64_t)s->rows + s->block_columns - 1) / s->block_columns;
+    _cleanup_free_ uint8_t *blocks = mem_alloc(wide, s->size);
+    int r = blocks ? 0 : error_set(job->err, ENOMEM, "%s: no memory for a row", job->tensor->name);
+    for (uint32_t g = 0; g < s->columns && r == 0; g++) {
+        uint64_t row = s->from_row + (uint64_t)g * s->group;
+        r = checkpoint_read(job->checkpoint, job->tensor, row / s->block_rows * wide * s->size,
+                            blocks, wide * s->size, job->err);
+        for (uint32_t n = 0; n < job->rows && r == 0; n++)
+            memcpy(job->to + n * (uint64_t)s->row_bytes + (uint64_t)g * s->size,
+                   blocks + (uint64_t)((job->first + n) / s->block_columns) * s->size, s->size);
+    }
     return r;
 }
 
@@ -245,9 +278,11 @@ static int convert_rows(const struct job *job)
     case CONVERT_COPY:
         return copy_rows(job);
     case CONVERT_FP8:
-        return copy_checked(job, 0x7f, 0x7f);
+        return checked(job, copy_rows(job), 0x7f, 0x7f);
+    case CONVERT_FP8_TURNED:
+        return checked(job, copy_turned(job), 0x7f, 0x7f);
     case CONVERT_E8M0:
-        return copy_checked(job, 0xff, 0xff);
+        return checked(job, copy_rows(job), 0xff, 0xff);
     case CONVERT_AWQ:
         return awq_codes(job);
     case CONVERT_GPTQ:
@@ -260,6 +295,8 @@ static int convert_rows(const struct job *job)
         return turned(job);
     case CONVERT_BLOCKS:
         return block_scales(job);
+    case CONVERT_BLOCKS_TURNED:
+        return turned_scales(job);
     case CONVERT_ZERO_AWQ:
         return zeros(job, true);
     case CONVERT_ZERO_GPTQ:

@@ -256,6 +256,30 @@ static int piece_name(const struct model *model, const struct part *part, uint32
     return buffer_printf(name, "%s", suffix);
 }
 
+/*
+ * Groups along the rows of a matrix that is kept transposed, of blocks of the stored one: as large
+ * as they can be so that none of them reaches over two blocks, wherever its head begins.
+ */
+static uint32_t turned_group(const struct model *model, const struct slot *slot)
+{
+    uint32_t a = model->desc.quant.block_rows, b;
+    for (uint32_t p = 0; p < slot->n_parts; p++)
+        for (b = model->parts[slot->first_part + p].from_row; b;) {
+            uint32_t rest = a % b;
+            a = b;
+            b = rest;
+        }
+    return a;
+}
+
+/* The group of a slot that the checkpoint has quantised. */
+static uint32_t slot_group(const struct model *model, const struct slot *slot)
+{
+    const struct part *part = &model->parts[slot->first_part];
+    bool turned = part->transposed && model->desc.quant.method == QUANT_FP8_BLOCK;
+    return turned ? turned_group(model, slot) : group_of(model, columns(slot));
+}
+
 /* What a piece of a part must be: dtype (255: any float) and shape. */
 struct want {
     uint8_t dtype, rank;
@@ -266,7 +290,11 @@ struct want {
 static struct want piece_want(const struct model *model, const struct part *part, enum piece piece)
 {
     const struct desc_quant *q = &model->desc.quant;
-    uint64_t n = part->dim[0], k = part->dim[1], g = groups_of(model, part->dim[1]);
+    uint64_t shape[3], n, k, g;
+    part_shape(part, shape);
+    n = shape[0];
+    k = shape[1];
+    g = groups_of(model, (uint32_t)k);
     switch (q->method) {
     case QUANT_AWQ:
     case QUANT_GPTQ:
@@ -328,6 +356,13 @@ static int check_part(const struct model *model, const struct part *part, struct
     uint32_t n = part->dim[0], k = part->dim[1];
     bool words = method == QUANT_AWQ || method == QUANT_GPTQ;
     bool stack = part->rank == 3;
+    if (part->of_rows && method == QUANT_FP8_BLOCK)
+        return 0;
+    if (part->of_rows)
+        return error_set(err, ENOTSUP,
+                         "tensor %s: kept as matrices of heads, some of them transposed, which is "
+                         "read of plain weights and of fp8 in blocks alone",
+                         model_text(model, part->name));
     if (stack != (method == QUANT_MXFP4) || (words && (n % 8 || k % 8)) ||
         (stack && (!part->transposed || k % 32)))
         return error_set(err, ENOTSUP,
@@ -454,6 +489,12 @@ static int check_columns(const struct model *model, const struct slot *slot,
                          const struct slot_form *form, struct error *err)
 {
     bool integer = form->quant == EMBER_QUANT_INT4 || form->quant == EMBER_QUANT_INT8;
+    uint32_t group = form->flags & FORM_MADE ? 32 : slot_group(model, slot);
+    if (group % 32 && group < columns(slot))
+        return error_set(err, ENOTSUP,
+                         "%s: kept transposed, its scales are of %u values each, which is no "
+                         "multiple of 32",
+                         model_text(model, slot->name), group);
     if (integer && columns(slot) > EMBER_INT8_K_MAX)
         return error_set(err, ENOTSUP, "%s: %u columns; quantised to integers it may have %d",
                          model_text(model, slot->name), columns(slot), EMBER_INT8_K_MAX);
@@ -511,7 +552,7 @@ int quant_place(const struct model *model, uint32_t index, const struct slot_for
     weight_choose_layout(model, index, w);
     rows = weight_rows(w);
     w->made = form->flags & FORM_MADE;
-    w->group = w->made ? 16u << (form->flags >> 4) : group_of(model, columns(slot));
+    w->group = w->made ? 16u << (form->flags >> 4) : slot_group(model, slot);
     w->groups = count_groups(columns(slot), w->group);
     at = size_align(rows * w->row_bytes, ALIGN);
     w->scale_at = at;
@@ -543,7 +584,7 @@ static int add_text(struct buffer *text, const char *s, const char **ret)
 
 /* The conversion, rows and width of a piece. */
 static void fill_source(const struct model *model, const struct slot *slot, const struct weight *w,
-                        enum piece piece, struct weight_source *s)
+                        const struct part *part, enum piece piece, struct weight_source *s)
 {
     uint8_t method = model->desc.quant.method;
     uint32_t size = piece == SCALES ? dtype_size(w->scale_dtype) : 1;
@@ -555,6 +596,10 @@ static void fill_source(const struct model *model, const struct slot *slot, cons
     s->convert = piece == CODES    ? methods[method].codes
                  : piece == SCALES ? methods[method].scales
                                    : methods[method].zeros;
+    if (part->of_rows && part->transposed) {
+        s->block_columns = model->desc.quant.group;
+        s->convert = piece == CODES ? CONVERT_FP8_TURNED : CONVERT_BLOCKS_TURNED;
+    }
     if (piece == ZEROS)
         s->size = method == QUANT_GPTQ ? model->desc.quant.zero_add : 0;
     if (piece == ORDER) {
@@ -607,7 +652,10 @@ int quant_sources(const struct model *model, const struct slot *slot, const stru
             if (w->made)
                 fill_made(slot, w, part, all[i], ret);
             else
-                fill_source(model, slot, w, all[i], ret);
+                fill_source(model, slot, w, part, all[i], ret);
+            if (part->of_rows)
+                ret->whole = part_whole(part, &ret->before);
+            ret->from_row = part->from_row;
             ret->rows = (uint32_t)(all[i] == ORDER ? 1 : part->elements / k);
             ret->offset = at;
             ret->bytes = (uint64_t)ret->rows * ret->row_bytes;

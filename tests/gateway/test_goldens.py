@@ -18,7 +18,7 @@ SHARED = os.path.join(os.environ.get("EMBER_SHARED") or
 NAMES = [  # dense, sliding windows, MoE, sinks, rope scalings, quantised
     "llama", "llama3-rope-scaling", "mistral-sliding", "qwen2-yarn", "qwen3", "qwen3-moe",
     "qwen3-awq", "qwen3-gptq-desc-act", "qwen3-fp8-block", "qwen3-w8a8-compressed-tensors",
-    "exaone4", "gemma2", "gemma3", "glm4", "glm4-moe", "ernie45-moe", "gpt-oss", "gpt-oss-mxfp4",
+    "deepseek-v3", "exaone4", "gemma2", "gemma3", "glm4", "glm4-moe", "ernie45-moe", "gpt-oss", "gpt-oss-mxfp4",
     "granite", "hunyuan-dense", "mimo-v2", "minimax-m2", "olmo2", "phi3", "qwen2-moe", "smollm3",
     "starcoder2"]
 KV_BYTES = 4 << 20

@@ -46,6 +46,10 @@
     X("qwen2-moe")                                                                                 \
     X("minimax-m2")                                                                                \
     X("glm4-moe")                                                                                  \
+    X("deepseek-v2")                                                                               \
+    X("deepseek-v3")                                                                               \
+    X("kimi-k2")                                                                                   \
+    X("glm4-moe-lite")                                                                             \
     X("mimo-v2")                                                                                   \
     X("gpt-oss")                                                                                   \
     X("qwen3-awq")                                                                                 \
