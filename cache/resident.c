@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/memfd.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -24,9 +26,17 @@ struct resident {
     int fd;
     void *data;
     uint64_t bytes, mapped, page;
+    pthread_mutex_t making; /* of huge pages */
+    _Atomic uint64_t made;  /* up to here they were tried for */
 };
 
 #define HUGE_PAGE (2 * MIB)
+#define AT_ONCE (32 * MIB) /* that huge pages are made of */
+#define TURNS 3            /* to make one that could not be made among others */
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* madvise(2); since Linux 6.1 */
+#endif
 
 /* ---- Budget ---- */
 
@@ -215,7 +225,8 @@ static int make_memfd(struct resident *r, const char *name, uint64_t huge)
     }
     memory_interleave(r->data, r->mapped);
     if (!huge)
-        madvise(r->data, r->mapped, MADV_HUGEPAGE); /* no effect where shmem has no huge pages */
+        madvise(r->data, r->mapped, MADV_HUGEPAGE); /* no effect where the host's shared memory has
+                                                       none; resident_touch then asks for each */
     return 0;
 }
 
@@ -234,6 +245,7 @@ int resident_create(const char *name, uint64_t bytes, struct resident **ret, str
 
     r->fd = -1;
     r->bytes = bytes;
+    pthread_mutex_init(&r->making, NULL);
     if (!bytes || bytes > INT64_MAX - GIB)
         return error_set(err, EINVAL, "%s: %llu bytes cannot be made resident", name,
                          (unsigned long long)bytes);
@@ -279,21 +291,74 @@ int resident_fd(const struct resident *r)
     return r->fd;
 }
 
+/* Of a block its first byte at most was touched: is its last page there as well? */
+static bool whole(const struct resident *r, uint64_t block)
+{
+    unsigned char last = 0;
+    return mincore((char *)r->data + block + HUGE_PAGE - 4096, 4096, &last) == 0 && (last & 1);
+}
+
+/* A read makes a page of shared memory, too, and disturbs nobody who writes. */
+static void touch(const struct resident *r, uint64_t block)
+{
+    (void)*((const volatile unsigned char *)r->data + block);
+}
+
+/*
+ * The blocks of [first, end). Where the host gives shared memory huge pages to those who ask, a
+ * touch is all; else the kernel is told to make a huge page of each, which it does whatever the
+ * host's settings are (but for `deny`). In one call, since each waits for work on all processors.
+ */
+static void make_present(const struct resident *r, uint64_t first, uint64_t end)
+{
+    bool small = false;
+
+    for (uint64_t block = first; block < end; block += HUGE_PAGE) {
+        touch(r, block);
+        small = small || !whole(r, block);
+    }
+    if (small)
+        madvise((char *)r->data + first, end - first, MADV_COLLAPSE);
+}
+
+/* The next AT_ONCE. */
+static void make_more(struct resident *r)
+{
+    uint64_t first = atomic_load(&r->made);
+    uint64_t end = MIN(first + AT_ONCE, r->mapped & ~(HUGE_PAGE - 1));
+
+    make_present(r, first, end);
+    atomic_store(&r->made, end);
+}
+
 int resident_touch(struct resident *r, uint64_t at, double *ret_ms)
 {
-    uint64_t first = at & ~(HUGE_PAGE - 1);
-    unsigned char last = 0;
+    uint64_t block = at & ~(HUGE_PAGE - 1), start = clock_ns();
 
     *ret_ms = 0;
-    if (!r->data || first + HUGE_PAGE > r->mapped)
+    if (!r->data || block + HUGE_PAGE > r->mapped)
         return 0;
     if (r->page >= HUGE_PAGE)
         return 1;
-    const volatile unsigned char *block = (const unsigned char *)r->data + first;
-    uint64_t start = clock_ns();
-    (void)*block; /* a read makes a page of shared memory, too, and disturbs nobody who writes */
-    *ret_ms = clock_ms_since(start);
-    return mincore((char *)r->data + first + HUGE_PAGE - 4096, 4096, &last) == 0 && (last & 1);
+    uint64_t before = atomic_load(&r->made);
+    if (before <= block) {
+        pthread_mutex_lock(&r->making);
+        while (atomic_load(&r->made) <= block)
+            make_more(r);
+        pthread_mutex_unlock(&r->making);
+    } else if (before - block <= AT_ONCE && before + HUGE_PAGE <= r->mapped &&
+               pthread_mutex_trylock(&r->making) == 0) {
+        /* ahead of the others, who have what to fill meanwhile */
+        if (atomic_load(&r->made) == before)
+            make_more(r);
+        pthread_mutex_unlock(&r->making);
+    }
+    /* Not while a page of it is in use, such as by a read that ends in this block. */
+    for (int turn = 0; turn < TURNS && !whole(r, block); turn++)
+        make_present(r, block, block + HUGE_PAGE);
+    uint64_t made = MAX(atomic_load(&r->made) - before, HUGE_PAGE);
+    *ret_ms = clock_ms_since(start) / (double)(made / HUGE_PAGE);
+    return whole(r, block);
 }
 
 int resident_share_early(struct resident *r, int *ret_fd, struct error *err)
@@ -329,6 +394,7 @@ void resident_free(struct resident *r)
     if (!r)
         return;
     release(r);
+    pthread_mutex_destroy(&r->making);
     free(r);
 }
 

@@ -48,10 +48,11 @@ uint64_t resident_size(const struct resident *r);
 /* Bytes of a page of its memory: 4096, or the huge page size when it has explicit huge pages. */
 uint64_t resident_page(const struct resident *r);
 /*
- * Makes the 2 MiB around byte `at` present: 1 when they are one huge page, so that reading straight
- * into resident_data() costs no fault for each small page; 0 when they are not (no support, no
- * such page free, the end of the memory): then write(2) is the cheaper way in. *ret_ms: how long
- * the kernel took; a host with fragmented memory may take long.
+ * Makes the 2 MiB around byte `at` present, and some of those around it: 1 when they are one huge
+ * page, so that reading straight into resident_data() costs no fault for each small page; 0 when
+ * they are not (no support, no such page free, the end of the memory): then write(2) is the cheaper
+ * way in. *ret_ms: how long the kernel took for 2 MiB, 0 when they were there; a host with
+ * fragmented memory may take long. Any thread may call it.
  */
 int resident_touch(struct resident *r, uint64_t at, double *ret_ms);
 /* A read-only descriptor of memory that is not sealed yet, the caller's; it can no longer shrink

@@ -16,8 +16,8 @@
 #include "base/fault.h"
 
 #define THREADS_MAX 8
-#define SLOW_BLOCK_MS 1.0 /* to make a huge page; the small ones of 2 MiB take about as long */
-#define SLOW_BLOCKS 8     /* so many, and more than a quarter: the host has to search for them */
+#define SLOW_BLOCK_MS 2.0 /* to make a huge page; the small ones of 2 MiB take half as long */
+#define SLOW_BLOCKS 8 /* so many, or none at all, and more than a quarter: the host lacks them */
 #define LOOK_EVERY_NS 50000000
 
 /* ---- huge pages or write(2) ---- */
@@ -29,14 +29,9 @@ static void prepare(struct fill *fill, const struct fill_item *item)
 
     if (atomic_load_explicit(&fill->small_pages, memory_order_relaxed))
         return;
-    if (!resident_touch(fill->resident, item->at, &ms)) {
-        /* The last block is none in any case. */
-        if (item->at / FILL_BLOCK < resident_size(fill->resident) / FILL_BLOCK)
-            atomic_store(&fill->small_pages, true);
-        return;
-    }
+    int huge = resident_touch(fill->resident, item->at, &ms);
     unsigned blocks = atomic_fetch_add(&fill->blocks, 1) + 1, slow = 0;
-    if (ms > SLOW_BLOCK_MS)
+    if (!huge || ms > SLOW_BLOCK_MS)
         slow = atomic_fetch_add(&fill->slow_blocks, 1) + 1;
     if (slow >= SLOW_BLOCKS && slow > blocks / 4 && resident_page(fill->resident) < FILL_BLOCK)
         atomic_store(&fill->small_pages, true);

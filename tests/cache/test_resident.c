@@ -3,6 +3,7 @@
 #include "util.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -224,12 +225,64 @@ static void test_shared(void **state)
     resident_free(r);
 }
 
+struct toucher {
+    struct resident *r;
+    uint64_t first;
+};
+
+static void *touch_and_write(void *ctx)
+{
+    struct toucher *t = ctx;
+    double ms;
+
+    for (uint64_t at = t->first; at < resident_size(t->r); at += 2 * 512 * KIB) {
+        resident_touch(t->r, at, &ms);
+        assert_true(ms >= 0);
+        memset((char *)resident_data(t->r) + at, (int)(at / (512 * KIB) + 1), 512 * KIB);
+    }
+    return NULL;
+}
+
+/* Huge pages are made under who writes: no byte is lost or moved, whether the host has any or not.
+ */
+static void huge_pages_keep_what_is_written(void **state)
+{
+    const uint64_t bytes =
+        70 * MIB + 512 * KIB; /* more than is made at once, and no whole blocks */
+    struct resident *r = NULL;
+    pthread_t other;
+    double ms;
+
+    assert_int_equal(resident_create("test", bytes, &r, NULL), 0);
+    memset((char *)resident_data(r) + 5 * MIB, 0x77, 4096); /* small pages were there before */
+    int huge = resident_touch(r, 4 * MIB, &ms);
+    assert_true(huge == 0 || huge == 1);
+    assert_int_equal(((unsigned char *)resident_data(r))[5 * MIB + 4095], 0x77);
+    assert_int_equal(resident_touch(r, 4 * MIB, &ms), huge);
+    assert_int_equal(resident_touch(r, 70 * MIB, &ms), resident_page(r) > 4096);
+    assert_int_equal(resident_touch(r, UINT64_C(1) << 40, &ms), 0);
+    struct toucher odd = {r, 512 * KIB}, even = {r, 0};
+    assert_int_equal(pthread_create(&other, NULL, touch_and_write, &odd), 0);
+    touch_and_write(&even);
+    pthread_join(other, NULL);
+    for (uint64_t at = 0; at < bytes; at += 4096)
+        assert_int_equal(((unsigned char *)resident_data(r))[at],
+                         (unsigned char)(at / (512 * KIB) + 1));
+    assert_int_equal(resident_seal(r, NULL), 0);
+    assert_int_equal(resident_touch(r, 0, &ms), 0);
+    resident_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_life),        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_faults),      cmocka_unit_test(test_budgets),
-        cmocka_unit_test(test_host_budget), cmocka_unit_test(test_shared),
+        cmocka_unit_test(huge_pages_keep_what_is_written),
+        cmocka_unit_test(test_life),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_faults),
+        cmocka_unit_test(test_budgets),
+        cmocka_unit_test(test_host_budget),
+        cmocka_unit_test(test_shared),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

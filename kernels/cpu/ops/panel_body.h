@@ -12,9 +12,22 @@
 #include "kernels/cpu/ops/panel_int.h"
 #endif
 
+/*
+ * Weights that a process has not read yet are not in its page table, and what is fetched ahead of
+ * itself does not put them there: then each product waits for memory. So every page is touched
+ * before the first one; where it is mapped that is a load out of a line that is needed anyway.
+ */
+INLINE void touch_panels(const struct panels *q, struct range panels)
+{
+    const char *end = q->w + panels.end * q->panel_bytes;
+    for (const char *at = q->w + panels.first * q->panel_bytes; at < end; at += 4096)
+        (void)*(const volatile char *)at;
+}
+
 INLINE void bf16_panels(const struct panels *q, const struct panel_rows *rows, struct range panels,
                         const struct post *post)
 {
+    touch_panels(q, panels);
 #if EMBER_ISA == 4
     bf16_amx(q, rows, panels, post);
 #else
@@ -25,6 +38,7 @@ INLINE void bf16_panels(const struct panels *q, const struct panel_rows *rows, s
 INLINE void int_panels(enum ember_quant quant, const struct panels *q,
                        const struct panel_rows *rows, struct range panels, const struct post *post)
 {
+    touch_panels(q, panels);
 #if EMBER_ISA == 4
     if (int_by_tiles(q, rows)) {
         int_amx(quant, q, rows, panels, post);
@@ -37,6 +51,7 @@ INLINE void int_panels(enum ember_quant quant, const struct panels *q,
 INLINE void fp_panels(enum ember_quant quant, const struct panels *q, const struct panel_rows *rows,
                       struct range panels, const struct post *post)
 {
+    touch_panels(q, panels);
 #if EMBER_ISA == 4
     fp_amx(quant, q, rows, panels, post);
 #else
